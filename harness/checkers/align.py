@@ -1,0 +1,38 @@
+"""ALIGN: tokens, response_length, loss mask, logprobs and every other per-token array agree after every attempt."""
+
+from __future__ import annotations
+
+from harness.checkers import HOLDS, Case, Finding, Judgement
+from harness.checkers.trace import Trace
+from harness.history import SampleView
+
+
+def check(case: Case) -> Judgement:
+    trace, judged = case.trace, False
+    for sample, turn in trace.all_turns:
+        if turn.after is None:
+            continue
+        judged = True
+        asked = all(e.request.logprobs for e in turn.exchanges)
+        problem = _problem(trace, turn.after, asked)
+        if problem:
+            return Finding(turn.index, problem, sample)
+    return HOLDS if judged else None
+
+
+def _problem(trace: Trace, view: SampleView, asked_logprobs: bool) -> str | None:
+    r = view.response_length
+    held = len(view.tokens) - trace.prompt if view.tokens else 0
+    if held != r:
+        return f"response_length {r}, but tokens hold {held} after the prompt"
+    if view.loss_mask is not None and len(view.loss_mask) != r:
+        return f"response_length {r}, loss mask {len(view.loss_mask)}"
+    if view.logprobs is None:
+        if r and asked_logprobs and view.has_logprobs:
+            return f"response_length {r}, no logprobs"
+    elif len(view.logprobs) != r:
+        return f"response_length {r}, logprobs {len(view.logprobs)}"
+    for name, length in view.arrays.items():
+        if length != r:
+            return f"response_length {r}, {name} {length}"
+    return None

@@ -1,0 +1,41 @@
+"""MODE-EQ: plain replies and both kinds of stream give the same sample for the same engine.
+
+Compared after every attempt where only the engine interrupts, by the final
+sample where the transport does (spec/README.md, item 3).
+"""
+
+from __future__ import annotations
+
+from harness.checkers import HOLDS, Case, Finding, Judgement, halt
+from harness.checkers.resume_eq import difference, final
+from harness.checkers.trace import Trace
+from harness.history import FAILED
+from harness.schedule import TRANSPORT
+
+
+def check(case: Case) -> Judgement:
+    trace, other = case.trace, case.compared
+    if other is None or halt(trace.history) or halt(other.history):
+        return None
+    name = f"mode {other.history.mode}"
+    if not TRANSPORT & set(trace.schedule.kinds):
+        return _every_attempt(trace, other, name)
+    if trace.schedule.min_new_tokens or trace.near_limit() or other.near_limit():
+        return None  # as RESUME-EQ: one mode resumes where the other begins again
+    after, expected = final(trace), final(other)
+    if after is None or expected is None or FAILED in (after.status, expected.status):
+        return None
+    problem = difference(after, expected)
+    return Finding(None, f"{name}: {problem}") if problem else HOLDS
+
+
+def _every_attempt(trace: Trace, other: Trace, name: str) -> Judgement:
+    for mine, theirs in zip(trace.turns, other.turns, strict=False):
+        if mine.after is None or theirs.after is None:
+            return None
+        problem = difference(mine.after, theirs.after)
+        if problem:
+            return Finding(mine.index, f"{name}: {problem}")
+    if len(trace.turns) != len(other.turns):
+        return Finding(None, f"{name}: {len(other.turns)} calls, here {len(trace.turns)}")
+    return HOLDS

@@ -1,0 +1,84 @@
+"""PREFIX: a request carries the prompt ids and every kept token; kept tokens never change.
+
+A restart from the prompt is allowed when all kept tokens go together
+(spec/README.md#restarts).
+"""
+
+from __future__ import annotations
+
+from harness.checkers import HOLDS, Case, Finding, Judgement
+from harness.checkers.trace import Exchange, Trace, Turn, response_ids
+from harness.history import SampleView
+
+
+def check(case: Case) -> Judgement:
+    trace, judged = case.trace, False
+    for sample, turn in trace.all_turns:
+        for number, exchange in enumerate(turn.exchanges):
+            judged = True
+            problem = _input(trace, turn, exchange, turn.exchanges[:number])
+            if problem:
+                return Finding(turn.index, problem, sample)
+        if turn.after is not None:
+            judged = judged or bool(turn.entry.response_length)
+            problem = _kept(trace, turn, turn.after)
+            if problem:
+                return Finding(turn.index, problem, sample)
+    return HOLDS if judged else None
+
+
+def _input(trace: Trace, turn: Turn, exchange: Exchange, before: tuple[Exchange, ...]) -> str | None:
+    ids, entry = exchange.request.input_ids, response_ids(turn.entry)
+    if ids is None:
+        images_at_start = exchange.request.images > 0 and exchange.request.text == turn.entry.prompt
+        return None if images_at_start else "the request carries text, not the ids"
+    if ids[: trace.prompt] != trace.prompt_ids:
+        return f"the input does not begin with the {trace.prompt} prompt ids"
+    rest = ids[trace.prompt :]
+    if rest in ((), entry):
+        return None
+    # A client that goes on inside one call may send what it was given in that call.
+    given = (entry + e.ids for e in before)
+    if rest[: len(entry)] == entry and any(g[: len(rest)] == rest for g in given):
+        return None
+    return f"the input has {len(rest)} response ids, not the {len(entry)} kept"
+
+
+def _kept(trace: Trace, turn: Turn, after: SampleView) -> str | None:
+    kept, entry = response_ids(after), response_ids(turn.entry)
+    if after.tokens and after.tokens[: len(after.tokens) - after.response_length] != trace.prompt_ids:
+        if len(after.tokens) - after.response_length == trace.prompt:
+            return "the prompt ids on the sample change"
+        return None  # the lengths disagree: ALIGN's to say
+    if not kept or (kept == entry and _same(after.logprobs, turn.entry.logprobs, len(kept))):
+        return None
+    close = None
+    for exchange in turn.exchanges:
+        base = _base(trace, turn, exchange)
+        grown = base + exchange.ids
+        if grown[: len(kept)] != kept or len(kept) < len(base):
+            continue
+        if after.logprobs is None or len(after.logprobs) != len(kept):
+            return None  # ALIGN's to say
+        probs = (turn.entry.logprobs or ())[: len(base)] + exchange.logprobs
+        if turn.entry.logprobs is None and base:
+            return None
+        if after.logprobs == probs[: len(kept)]:
+            return None
+        close = "the logprobs are not those that were delivered"
+    if close:
+        return close
+    if kept[: len(entry)] != entry:
+        return f"the {len(entry)} kept tokens change"
+    return f"keeps {len(kept)} tokens that no request brought together"
+
+
+def _base(trace: Trace, turn: Turn, exchange: Exchange) -> tuple[int, ...]:
+    """The response tokens the request went on from: () when it began at the prompt."""
+    ids = exchange.request.input_ids
+    return () if ids is None else ids[trace.prompt :]
+
+
+def _same(after: tuple[float, ...] | None, before: tuple[float, ...] | None, length: int) -> bool:
+    """Equal logprobs, or lists whose lengths are wrong anyway (ALIGN)."""
+    return after is None or before is None or len(after) != length or after == before

@@ -1,0 +1,62 @@
+"""RESUME-EQ: interrupted and resumed, a sample ends as one that never was interrupted.
+
+Not judged: what depends on the output of one request alone (min_new_tokens),
+what comes after a stop token on which an abort landed, requests in the
+engine's reserve below C, and samples the client gave up as FAILED.
+"""
+
+from __future__ import annotations
+
+from harness.checkers import HOLDS, Case, Finding, Judgement, halt
+from harness.checkers.text import same_text
+from harness.checkers.trace import Trace
+from harness.history import FAILED, TERMINAL, SampleView
+
+
+def check(case: Case) -> Judgement:
+    trace, baseline = case.trace, case.baseline
+    if baseline is None or not trace.schedule.attempts or trace.schedule.min_new_tokens:
+        return None
+    if halt(trace.history) or halt(baseline.history) or trace.near_limit() or baseline.near_limit():
+        return None
+    after, expected = final(trace), final(baseline)
+    if after is None or expected is None or expected.status not in TERMINAL or after.status == FAILED:
+        return None
+    if _abort_on_stop(trace):
+        return None
+    problem = difference(after, expected)
+    if problem is None:
+        return HOLDS
+    return Finding(None, f"uninterrupted: {problem}")
+
+
+def final(trace: Trace) -> SampleView | None:
+    """The sample after the last call; None if there was none."""
+    return trace.turns[-1].after if trace.turns else None
+
+
+def difference(after: SampleView, expected: SampleView) -> str | None:
+    """What two samples differ in, as "expected, here observed"; None if they are alike."""
+    for name in ("response_length", "tokens", "status"):
+        one, two = getattr(after, name), getattr(expected, name)
+        if one != two:
+            return f"{name} {_short(two)}, here {_short(one)}"
+    if (after.logprobs or ()) != (expected.logprobs or ()):
+        return "other logprobs"
+    ones = (1,) * after.response_length
+    if (after.loss_mask or ones) != (expected.loss_mask or ones):
+        return "another loss mask"
+    if not (same_text(after.response, expected.response) or same_text(expected.response, after.response)):
+        return f"text {expected.response[:20]!r}, here {after.response[:20]!r}"
+    return None
+
+
+def _short(value: object) -> str:
+    text = str(list(value) if isinstance(value, tuple) else value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _abort_on_stop(trace: Trace) -> bool:
+    return any(
+        e.finish == "abort" and bool(e.ids) and e.ids[-1] == trace.history.eos for t in trace.turns for e in t.exchanges
+    )

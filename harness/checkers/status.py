@@ -1,0 +1,85 @@
+"""STATUS: the status says what the engine said, and terminal statuses never change again."""
+
+from __future__ import annotations
+
+from harness.checkers import HOLDS, Case, Finding, Judgement
+from harness.checkers.trace import Exchange, Trace, Turn, response_ids
+from harness.history import ABORTED, COMPLETED, FAILED, PENDING, TRUNCATED, Raised, SampleView
+
+MEANING = {"length": TRUNCATED, "stop": COMPLETED, "abort": ABORTED}
+
+
+def check(case: Case) -> Judgement:
+    trace, judged = case.trace, False
+    for sample, turn in trace.all_turns:
+        if turn.after is None:
+            continue
+        if turn.live:
+            if turn.last is None:
+                continue  # no engine, nothing said: EXHAUSTED's, MAXIMAL's or the flag's affair
+            problem = _spoken(trace, turn, turn.last, turn.after)
+        else:
+            problem = _absorbed(turn, turn.after)
+        judged = True
+        if problem:
+            return Finding(turn.index, problem, sample)
+    return HOLDS if judged else None
+
+
+def _absorbed(turn: Turn, after: SampleView) -> str | None:
+    """A finished sample may be handed back or refused, but nothing is asked and nothing changes."""
+    if turn.exchanges:
+        return f"asks again for a sample that is {turn.entry.status}"
+    if after.status != turn.entry.status or after.tokens != turn.entry.tokens:
+        return f"changes a sample that is {turn.entry.status}"
+    return None
+
+
+def _spoken(trace: Trace, turn: Turn, last: Exchange, after: SampleView) -> str | None:
+    if last.finish is not None and last.status_code is None:
+        allowed = _allowed(trace, turn, last, after)
+        if after.status in allowed:
+            return None
+        if isinstance(turn.outcome, Raised):
+            if last.fault is not None or turn.plan.kind == "drop-after" or _faulty(turn):
+                return None
+            return f"finish_reason {last.finish}, yet raises {turn.outcome.error}"
+        return f"finish_reason {last.finish}, status {after.status}"
+    if isinstance(turn.outcome, Raised):
+        return None
+    if after.status in (PENDING, COMPLETED):
+        return f"no terminal event, status {after.status}"
+    if after.status == TRUNCATED and not _full(trace, after) and not _too_long(last):
+        return "no terminal event, status truncated"
+    return None
+
+
+def _allowed(trace: Trace, turn: Turn, last: Exchange, after: SampleView) -> set[str]:
+    assert last.finish is not None
+    allowed = {MEANING.get(last.finish, ABORTED)}
+    kept = response_ids(after)
+    on_stop = bool(kept) and kept[-1] == trace.history.eos
+    if last.finish == "abort":  # items 1 and 2
+        allowed |= {COMPLETED} if on_stop else set()
+        allowed |= {TRUNCATED} if _full(trace, after) else set()
+    if last.finish == "length" and on_stop:  # 0.5.9 says length for a stop token at the budget
+        allowed.add(COMPLETED)
+    partial = len(kept) < trace.kept_at(turn, last) + len(last.ids)
+    if turn.flagged and partial:  # item 9: the terminal event need not have been read
+        allowed.add(ABORTED)
+    if _faulty(turn):  # items 10 and the faulty engine: the answer may be refused as a whole
+        allowed |= {TRUNCATED, FAILED, ABORTED}
+    return allowed
+
+
+def _faulty(turn: Turn) -> bool:
+    return turn.plan.kind in ("missing", "over-deliver", "lost-ids")
+
+
+def _full(trace: Trace, view: SampleView) -> bool:
+    return trace.room(view.response_length) <= 0
+
+
+def _too_long(last: Exchange) -> bool:
+    message = last.fault.message if last.fault is not None else ""
+    return "context length" in message or "maximum allowed length" in message

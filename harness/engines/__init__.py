@@ -1,0 +1,181 @@
+"""Engines: one sans-IO SGLang core (`sglang`) behind several fronts.
+
+A front carries a `Reply` to the client: `inproc` (httpx and aiohttp, no
+socket), `loopback` (a real HTTP server), `mocked` (aioresponses). All record
+through one `Session`, so a history does not depend on the front.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Protocol
+
+from harness.engines.sglang import Engine, Part, Place, Reply
+from harness.history import Delivered, Event, Faulted, Flagged, Requested
+from harness.schedule import Attempt
+
+HOST = "127.0.0.1"
+TICK_S = 0.001
+MAX_REQUESTS = 200
+"""Requests of one attempt after which the engine answers no more: a client that goes on has no bound."""
+
+
+class Session:
+    """One run's engine side: answers requests and records what the client was told.
+
+    ``raise_flag`` raises the client's abort flag. ``overrun`` is called once
+    when an attempt sends more than `MAX_REQUESTS` requests.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        record: Callable[[Event], None],
+        raise_flag: Callable[[], None],
+        overrun: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.engine, self.record, self.raise_flag, self.overrun = engine, record, raise_flag, overrun
+        self.split = engine.schedule.split
+        self.begin(0, 0, Attempt())
+
+    def begin(self, attempt: int, sample: int, plan: Attempt) -> None:
+        self._attempt, self._sample, self._plan, self._number = attempt, sample, plan, 0
+
+    def open(self, path: str, body: bytes) -> Reply:
+        """The reply to a request; records it. Paths other than /generate get small fixed answers."""
+        if path != "/generate":
+            return _other(path)
+        place = Place(self._attempt, self._sample, self._number)
+        self._number += 1
+        try:
+            payload = json.loads(body)
+        except ValueError:
+            payload = None
+        self.record(_requested(place, payload))
+        if self._number > MAX_REQUESTS:
+            self.overrun()
+            return Reply(None, False, ending="drop", lost=place.fault("drop-before"))
+        return self.engine.answer(payload, self._plan, place)
+
+    async def send(self, reply: Reply, gone: Callable[[], bool] = lambda: False) -> AsyncIterator[bytes]:
+        """The body in network segments. What the client is told is recorded as it is handed over.
+
+        Ends early once the client is ``gone``. After the abort flag, and before a
+        broken connection, the client gets the loop until it is idle (one tick of
+        virtual time), so it sees every event that was sent before. Otherwise
+        events may reach it together, as they do on a network.
+        """
+        for part in reply.parts:
+            if gone():
+                return
+            pieces = _pieces(part.data, self.split)
+            for piece in pieces[:-1]:
+                yield piece
+                await asyncio.sleep(0)
+            self.told(part)
+            if pieces:
+                yield pieces[-1]
+            if part.flag:
+                await asyncio.sleep(TICK_S)
+        self.ended(reply)
+        if reply.ending == "drop" and reply.parts:
+            await asyncio.sleep(TICK_S)
+
+    def told(self, part: Part) -> None:
+        for event in part.tells:
+            self.record(event)
+        if part.flag:
+            self.record(Flagged(self._attempt, self._sample, self._number - 1))
+            self.raise_flag()
+
+    def ended(self, reply: Reply) -> None:
+        if reply.lost is not None:
+            self.record(reply.lost)
+
+
+class Front(Protocol):
+    """Carries a session's replies to the client. Started and stopped on the loop it serves."""
+
+    name: str
+    host: str
+    port: int
+    cannot: frozenset[str]
+    """Kinds of interruption that it cannot carry; schedules with them are left out."""
+    sockets: bool
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    def attach(self, session: Session | None) -> None: ...
+
+
+def front(name: str) -> Front:
+    """The front called ``name``: "inproc", "loopback" or "aioresponses". Raises KeyError."""
+    if name == "inproc":
+        from harness.engines.inproc import InprocFront
+
+        return InprocFront()
+    if name == "loopback":
+        from harness.engines.loopback import LoopbackFront
+
+        return LoopbackFront()
+    if name == "aioresponses":
+        from harness.engines.mocked import AioresponsesFront
+
+        return AioresponsesFront()
+    raise KeyError(name)
+
+
+FRONTS = ("inproc", "loopback", "aioresponses")
+
+
+def content_type(reply: Reply) -> str:
+    return "text/event-stream; charset=utf-8" if reply.stream else "application/json"
+
+
+def _pieces(data: bytes, size: int) -> list[bytes]:
+    if not data:
+        return []
+    if size <= 0 or size >= len(data):
+        return [data]
+    size = max(size, len(data) // 64)  # more segments than this teach nothing and cost time
+    return [data[i : i + size] for i in range(0, len(data), size)]
+
+
+def _requested(place: Place, payload: Any) -> Requested:
+    body = payload if isinstance(payload, dict) else {}
+    ids, params, images = body.get("input_ids"), body.get("sampling_params"), body.get("image_data")
+    return Requested(
+        place.attempt,
+        place.sample,
+        place.number,
+        body.get("stream") is True,
+        tuple(ids) if isinstance(ids, list) and all(type(i) is int for i in ids) else None,
+        body.get("text") if isinstance(body.get("text"), str) else None,
+        len(images) if isinstance(images, list) else int(bool(images)),
+        params if isinstance(params, dict) else {},
+        body.get("return_logprob") is True,
+    )
+
+
+_OTHER: dict[str, Any] = {
+    "/workers": {"workers": []},
+    "/list_workers": {"urls": []},
+    "/v1/loads": {"loads": []},
+    "/get_model_info": {"model_path": "mock", "is_generation": True, "weight_version": "default"},
+    "/abort_request": "",
+    "/health": "",
+}
+
+
+def _other(path: str) -> Reply:
+    value = _OTHER.get(path.partition("?")[0])
+    if value is None:
+        return Reply(404, False, (Part(b'{"detail":"Not Found"}'),))
+    return Reply(200, False, (Part(json.dumps(value).encode() if value else b""),))
+
+
+__all__ = ["FRONTS", "Delivered", "Faulted", "Front", "Session", "content_type", "front"]

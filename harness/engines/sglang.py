@@ -1,0 +1,415 @@
+"""SGLang's /generate as a pure function of a schedule: no sockets, no clock, no state.
+
+`answer` takes a request body and says what the server would send, as bytes cut
+into the events a client can tell apart. The fronts in this package carry the
+bytes. Shapes, limits and error texts follow exchanges recorded with SGLang
+0.5.23 and 0.5.9; spec/sglang.md lists each with the case it was seen in.
+
+The next token depends on the token prefix alone: while the input is the prompt
+followed by the schedule's script, the script goes on; after any other input
+the engine says something else, so a client that lost or re-tokenised a token
+cannot go unseen (RESUME-EQ).
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.history import Delivered, Faulted
+from harness.schedule import FAULTY_ENGINE, Attempt, Schedule
+
+RESERVE = 6  # 0.5.23 and 0.5.9 refuse input >= context - 6 (`input_ctx_minus6_max5`)
+STOP_MARGIN = 2  # new tokens <= context - input - 2 (0.5.23 `exact_total`: 10 + 246 at 256 gave 244)
+DEFAULT_MAX_NEW = 128  # `max_omitted`
+UNLIMITED = 1 << 30
+
+SAMPLING_KEYS = frozenset(
+    ["max_new_tokens", "stop", "stop_token_ids", "stop_regex", "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "min_new_tokens", "n", "json_schema", "regex", "ebnf", "structural_tag", "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim", "custom_params", "stream_interval", "logit_bias", "sampling_seed"]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Bytes a client can only use whole: an SSE event or a plain body.
+
+    ``tells`` is what the client has been told once all of them arrived;
+    ``flag`` raises the client's abort flag at that moment.
+    """
+
+    data: bytes
+    tells: tuple[Delivered | Faulted, ...] = ()
+    flag: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An HTTP answer. ``ending``: "end" closes the message properly, "drop" breaks the connection.
+
+    ``status`` None: the connection breaks before any answer.
+    """
+
+    status: int | None
+    stream: bool
+    parts: tuple[Part, ...] = ()
+    ending: str = "end"
+    lost: Faulted | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in a run a request stands; copied into the events it causes."""
+
+    attempt: int
+    sample: int
+    number: int
+
+    def fault(self, kind: str, code: int | None = None, message: str = "") -> Faulted:
+        return Faulted(self.attempt, self.sample, self.number, kind, code, message)
+
+
+class Refusal(Exception):
+    """The request gate says no: an HTTP status and an error body."""
+
+    def __init__(self, status: int, message: Any, *, bare: bool = False) -> None:
+        super().__init__(str(message))
+        self.status, self.message, self.bare = status, str(message), bare
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The tokens a request is given: ``ids`` in order, and why they end."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish: dict[str, Any] | None
+    matched: int | None
+    faulty: bool
+
+
+def logprob(position: int, token: int) -> float:
+    """The log probability of ``token`` at ``position`` of prompt + response; exact in JSON."""
+    return -((position * 37 + token * 11) % 97 + 1) / 16
+
+
+class Engine:
+    """The engine of one run. Immutable; ``incremental`` is ``--incremental-streaming-output``."""
+
+    def __init__(self, schedule: Schedule, tokenizer: Any, *, incremental: bool = False) -> None:
+        self.schedule, self.tokenizer, self.incremental = schedule, tokenizer, incremental
+        self.prompt_ids = tuple(tokenizer.encode(schedule.prompt, add_special_tokens=False))
+        self.eos: int = tokenizer.eos_token_id
+        self.old = schedule.sglang == "0.5.9"
+
+    def response_ids(self, count: int) -> tuple[int, ...]:
+        """The first ``count`` response tokens as scripted."""
+        script = self.schedule.script
+        return (script * (count // len(script) + 1))[:count]
+
+    def answer(self, body: Any, attempt: Attempt, place: Place) -> Reply:
+        """What the server sends for this request, met by the attempt's interruption."""
+        stream = isinstance(body, dict) and body.get("stream") is True
+        fault = attempt if place.number < attempt.times else Attempt()
+        if fault.kind == "drop-before" or (fault.kind == "close" and not stream):
+            return Reply(None, stream, ending="drop", lost=place.fault("drop-before"))
+        if fault.kind == "http":
+            return self._http_error(fault.code or 500, stream, place)
+        try:
+            ids, want, minimum = self._admit(body)
+        except Refusal as refusal:
+            return self._refuse(refusal, stream, place)
+        if fault.kind == "queue-full":
+            return self._queue_full(body, stream, place, len(ids))
+        result = self._generate(ids, want, minimum, fault)
+        if stream:
+            return self._stream(body, ids, result, fault, place)
+        return self._plain(body, ids, result, fault, place)
+
+    # the request gate
+
+    def _admit(self, body: Any) -> tuple[tuple[int, ...], int, int]:
+        """Input ids, tokens that may be generated and the minimum; raises Refusal as the server does."""
+        if not isinstance(body, dict):
+            raise Refusal(400, "invalid request body", bare=True)
+        params = body.get("sampling_params") or {}
+        if not isinstance(params, dict):
+            raise Refusal(400, "sampling_params must be an object", bare=True)
+        unknown = sorted(set(params) - SAMPLING_KEYS)
+        if unknown:  # `unknown_param`: 400 with the field's name; 0.5.9 answers 500
+            raise Refusal(500 if self.old else 400, f"unknown field `{unknown[0]}`", bare=True)
+        ids = self._input(body)
+        want = params.get("max_new_tokens", DEFAULT_MAX_NEW)
+        if want is not None and (not isinstance(want, int) or isinstance(want, bool)):
+            raise Refusal(400, f"invalid type for max_new_tokens: {want!r}, expected i64", bare=True)
+        if want is not None and want < 0:
+            raise Refusal(400, f"max_new_tokens must be at least 0, got {want}.")
+        minimum = params.get("min_new_tokens", 0) or 0
+        if want is not None and not 0 <= minimum <= want:
+            raise Refusal(400, f"min_new_tokens must be in [0, max_new_tokens({want})], got {minimum}.")
+        return ids, self._room(len(ids), want), minimum
+
+    def _input(self, body: dict[str, Any]) -> tuple[int, ...]:
+        ids = body.get("input_ids")
+        if ids is None:
+            text = body.get("text")
+            if not isinstance(text, str):
+                raise Refusal(400, "Either text, input_ids or input_embeds should be provided.")
+            return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+        if not isinstance(ids, list) or not all(type(i) is int for i in ids):
+            raise Refusal(400, "input_ids must be a list of integers", bare=True)
+        if not ids:
+            raise Refusal(400, "input_ids cannot be empty.")
+        return tuple(ids)
+
+    def _room(self, length: int, want: int | None) -> int:
+        """How many tokens may be generated; raises Refusal near and over the context limit."""
+        limit = self.schedule.context
+        if limit is None:
+            return UNLIMITED if want is None else want
+        if length >= limit:
+            raise Refusal(
+                400, f"The input ({length} tokens) is longer than the model's context length ({limit} tokens)."
+            )
+        total = length + (want or 0)
+        if total > limit or (self.old and total == limit):
+            raise Refusal(
+                400,
+                f"Requested token count exceeds the model's maximum context length of {limit} tokens. "
+                f"You requested a total of {total} tokens: {length} tokens from the input messages and "
+                f"{want} tokens for the completion.",
+            )
+        if length >= limit - RESERVE:
+            raise Refusal(
+                400,
+                f"Input length ({length} tokens) exceeds the maximum allowed length ({limit - RESERVE} tokens). "
+                "Use a shorter input or enable --allow-auto-truncate.",
+            )
+        return min(UNLIMITED if want is None else want, limit - length - STOP_MARGIN)
+
+    # generation
+
+    def _generate(self, ids: tuple[int, ...], room: int, minimum: int, fault: Attempt) -> Answer:
+        start = len(ids) - len(self.prompt_ids)
+        faithful = start >= 0 and ids == self.prompt_ids + self.response_ids(start)
+        natural = self.schedule.natural
+        stop_at = UNLIMITED  # tokens before the stop token, of this request
+        if natural is not None:
+            # Stop tokens are masked until the minimum is reached (`stop_id_min_new`).
+            stop_at = max(natural - max(start, 0), minimum, 0)
+        count = min(room, stop_at + 1)
+        stopped = stop_at < count
+        finish: dict[str, Any] | None = {"type": "length", "length": count}
+        if stopped and not (self.old and count == room):
+            # A stop token exactly at the budget is "stop"; 0.5.9 says "length" (`stop_id_at_budget1`).
+            finish = {"type": "stop", "matched": self.eos}
+        if fault.kind in ("abort", "abort-late", "abort-retracted", "abort-queued"):
+            late = fault.kind == "abort-late"
+            cut = 0 if fault.kind == "abort-queued" else fault.after + late
+            if cut <= count:  # the engine tests abort before stop and length
+                count, stopped = cut, stopped and cut > stop_at
+                queued = fault.kind in ("abort-queued", "abort-retracted")
+                finish = {"type": "abort", "message": "Abort in waiting queue" if queued else "Aborted"}
+        if fault.kind == "over-deliver" and not stopped:
+            count, stopped = count + fault.after, False
+            finish = {"type": "length", "length": count}
+        if count > 1_000_000:
+            raise Refusal(400, "the schedule never stops and the request sets no limit")
+        tokens = self._tokens(ids, start, count, faithful)
+        if stopped:
+            tokens = (*tokens[: count - 1], self.eos)
+        probs = tuple(logprob(len(ids) + i, t) for i, t in enumerate(tokens))
+        return Answer(tokens, probs, finish, self.eos if stopped else None, fault.kind in FAULTY_ENGINE)
+
+    def _tokens(self, ids: Sequence[int], start: int, count: int, faithful: bool) -> tuple[int, ...]:
+        if faithful:
+            return self.response_ids(start + count)[start:]
+        # Digits, chosen by the unexpected input: unlike any script, and the same every time.
+        seed = zlib.crc32(",".join(map(str, ids)).encode())
+        return tuple(48 + (seed + 7 * i) % 10 for i in range(count))
+
+    # what goes on the wire
+
+    def _meta(self, place: Place, fault: Attempt, prompt: int, result: Answer, upto: int) -> dict[str, Any]:
+        done = result.finish is not None and upto == len(result.ids)
+        queued = done and (result.finish or {}).get("message") == "Abort in waiting queue"
+        meta: dict[str, Any] = {
+            "id": f"{place.attempt}-{place.sample}-{place.number}",
+            "finish_reason": None,
+            "weight_version": "default",
+            "completion_tokens": upto,
+        }
+        if not queued:  # an abort in the queue lacks these (`abort_all`, waiting requests)
+            meta["prompt_tokens"], meta["cached_tokens"] = prompt, 0
+            meta["total_retractions" if self.old else "num_retractions"] = int(
+                fault.kind == "retract" and upto >= fault.after
+            )
+        return meta
+
+    def _event(
+        self, body: dict[str, Any], meta: dict[str, Any], result: Answer, span: tuple[int, int], fault: Attempt
+    ) -> bytes:
+        """One JSON body: everything up to span[1], or what is new since span[0] where the server sends deltas."""
+        first, last = span
+        delta_ids = first if self.incremental else 0
+        # 0.5.9 --stream-output makes only output_ids a delta (`stream_logprob`).
+        delta_rest = 0 if self.old else delta_ids
+        params = body.get("sampling_params") or {}
+        if body.get("return_logprob"):
+            meta["input_token_logprobs"] = []
+            meta["output_token_logprobs"] = [
+                [p, t, None] for p, t in zip(result.logprobs[delta_rest:last], result.ids[delta_rest:last], strict=True)
+            ]
+        ids = list(result.ids[delta_ids:last])
+        if fault.kind == "lost-ids" and len(ids) > 0:
+            ids = ids[:-1]
+        event: dict[str, Any] = {
+            "text": self._text(result, delta_rest, last, params),
+            "output_ids": ids,
+            "meta_info": meta,
+        }
+        if fault.kind == "missing":
+            event.pop(fault.field, None)
+            meta.pop(fault.field, None)
+        return json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode()
+
+    def _text(self, result: Answer, first: int, last: int, params: dict[str, Any]) -> str:
+        ids = result.ids[first:last]
+        trimmed = result.matched is not None and last == len(result.ids) and not params.get("no_stop_trim")
+        if trimmed and ids:  # stop ids stay in output_ids and leave the text (`stop_id_before_budget`)
+            ids = ids[:-1]
+        return decode(self.tokenizer, self.prompt_ids, ids, params.get("skip_special_tokens", True))
+
+    def _plain(self, body: dict[str, Any], ids: tuple[int, ...], result: Answer, fault: Attempt, place: Place) -> Reply:
+        if fault.kind == "error-event":
+            return self._http_error(fault.code or 500, False, place)
+        meta = self._meta(place, fault, len(ids), result, len(result.ids))
+        meta["finish_reason"] = result.finish
+        data = self._event(body, meta, result, (0, len(result.ids)), fault)
+        told = (self._told(place, result, 0, len(result.ids), last=True),)
+        if fault.kind == "drop-inside":
+            cut = min(fault.at, len(data) - 1)
+            return Reply(200, False, (Part(data[:cut]),), "drop", place.fault("drop-inside"))
+        flag = fault.kind == "flag" and 0 < fault.after <= len(result.ids)
+        parts = (Part(b"", (), True),) if flag else ()
+        return Reply(200, False, (*parts, Part(data, told)), "drop" if fault.kind == "drop-after" else "end")
+
+    def _told(self, place: Place, result: Answer, first: int, upto: int, *, last: bool) -> Delivered:
+        finish = result.finish or {}
+        return Delivered(
+            place.attempt,
+            place.sample,
+            place.number,
+            result.ids[first:upto],
+            result.logprobs[first:upto],
+            finish.get("type") if last else None,
+            finish.get("status_code") if last else None,
+            result.faulty,
+        )
+
+    def _spans(self, total: int, fault: Attempt) -> list[tuple[int, int]]:
+        """Token ranges of the stream's events, cut where the fault strikes."""
+        chunks, marks = self.schedule.chunks, {total}
+        if fault.after and fault.kind != "over-deliver":
+            marks.add(min(fault.after, total))
+        spans, done, index = [], 0, 0
+        while done < total:
+            upto = min([done + chunks[index % len(chunks)], *(m for m in marks if m > done)])
+            spans.append((done, upto))
+            done, index = upto, index + 1
+        return spans
+
+    def _stream(
+        self, body: dict[str, Any], ids: tuple[int, ...], result: Answer, fault: Attempt, place: Place
+    ) -> Reply:
+        total = len(result.ids)
+        spans = self._spans(total, fault)
+        aborted = (result.finish or {}).get("type") == "abort"
+        if not spans or (aborted and fault.kind != "abort-late"):
+            spans.append((total, total))  # an abort's last event need not bring a token
+        parts: list[Part] = []
+        for first, upto in spans:
+            last = (first, upto) == spans[-1]
+            struck = fault.after == first if fault.kind in ("drop-inside", "close", "error-event") else False
+            if struck and fault.kind == "error-event":
+                parts.append(self._error_event(fault.code, place))
+                return Reply(200, True, (*parts, _DONE))
+            if struck and fault.kind == "close":
+                return Reply(200, True, tuple(parts), lost=place.fault("close"))
+            meta = self._meta(place, fault, len(ids), result, upto)
+            if last:
+                meta["finish_reason"] = result.finish
+                meta["weight_versions"] = [{"version": "default", "start": 0, "end": upto}]
+            data = b"data: " + self._event(body, meta, result, (first, upto), fault) + b"\n\n"
+            if struck:
+                cut = min(fault.at, len(data) - 1)
+                return Reply(200, True, (*parts, Part(data[:cut])), "drop", place.fault("drop-inside"))
+            flag = fault.kind == "flag" and 0 < fault.after == upto and first < upto
+            parts.append(Part(data, (self._told(place, result, first, upto, last=last),), flag))
+        return Reply(200, True, (*parts, _DONE), "drop" if fault.kind == "drop-after" else "end")
+
+    # errors
+
+    def _refuse(self, refusal: Refusal, stream: bool, place: Place) -> Reply:
+        told = place.fault("http", refusal.status, refusal.message)
+        if stream and not refusal.bare:  # the gate's errors come as an event in a 200 stream
+            event = self._error_event(refusal.status, place, refusal.message)
+            return Reply(200, True, (event, _DONE))
+        error: Any = refusal.message if refusal.bare else {"message": refusal.message}
+        return Reply(refusal.status, False, (Part(_json({"error": error}), (told,)),))
+
+    def _http_error(self, code: int, stream: bool, place: Place) -> Reply:
+        message = {400: "Bad request.", 429: "Too many requests.", 503: "Service unavailable."}.get(
+            code, "Internal Server Error"
+        )
+        told = (place.fault("http", code, message),)
+        if code == 500:  # `unknown_param` on 0.5.9: plain text
+            return Reply(code, False, (Part(b"Internal Server Error", told),))
+        return Reply(code, False, (Part(_json({"error": {"message": message}}), told),))
+
+    def _error_event(self, code: int | None, place: Place, message: str = "Internal error.") -> Part:
+        error: dict[str, Any] = {"message": message}
+        if code is not None and not self.old:  # 0.5.9 sends the message only
+            error |= {"type": "invalid_request_error", "code": code, "retryable": code >= 500}
+        told = place.fault("error-event", error.get("code"), message)
+        return Part(b"data: " + _json({"error": error}) + b"\n\n", (told,))
+
+    def _queue_full(self, body: dict[str, Any], stream: bool, place: Place, prompt: int) -> Reply:
+        message = "The request queue is full."
+        if not stream:  # `queue_full`: a third error shape
+            data = {"object": "error", "message": message, "type": "503", "param": None, "code": 503}
+            return Reply(503, False, (Part(_json(data), (place.fault("http", 503, message),)),))
+        finish = {"type": "abort", "status_code": 503, "message": message}
+        result = Answer((), (), finish, None, False)
+        meta = self._meta(place, Attempt(), prompt, result, 0) | {"finish_reason": finish}
+        for name in ("prompt_tokens", "cached_tokens", "num_retractions", "total_retractions"):
+            meta.pop(name, None)
+        data_ = b"data: " + self._event(body, meta, result, (0, 0), Attempt()) + b"\n\n"
+        return Reply(200, True, (Part(data_, (self._told(place, result, 0, 0, last=True),)), _DONE))
+
+
+def decode(tokenizer: Any, before: Sequence[int], ids: Sequence[int], skip_special_tokens: bool) -> str:
+    """The text of ``ids`` where ``before`` came first.
+
+    The server decodes with a few ids of context, so that a tokenizer which
+    marks words by leading spaces (SentencePiece) does not lose one.
+    """
+    if not ids:
+        return ""
+    if before and not getattr(tokenizer, "concatenative", False):
+        context = list(before[-5:])
+        whole: str = tokenizer.decode([*context, *ids], skip_special_tokens=skip_special_tokens)
+        start: str = tokenizer.decode(context, skip_special_tokens=skip_special_tokens)
+        if whole.startswith(start):
+            return whole[len(start) :]
+    text: str = tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+    return text
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+_DONE = Part(b"data: [DONE]\n\n")

@@ -1,0 +1,126 @@
+"""An event loop whose clock is virtual: a sleep takes no time, and a deadlock is seen at once.
+
+When nothing is ready the clock jumps to the next timer. When there is no timer
+either, nothing can ever happen again: `Deadlock`. A retry storm of 60 sleeps
+takes half a millisecond, and a run gives the same history every time.
+
+With ``sockets=True`` (the loopback front: client and server on this very
+loop) the kernel is asked first, and a jump of more than `GRACE` virtual
+seconds is preceded by a short real wait, so that bytes on their way win
+against a client's timeout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import Coroutine
+from typing import Any
+
+MAX_STEPS = 200_000
+MAX_VIRTUAL_S = 100_000.0
+GRACE_S, REAL_WAIT_S, THREAD_WAIT_S = 0.05, 0.002, 5.0
+
+
+class Halt(BaseException):
+    """The loop cannot or may not go on. A BaseException, so that no client catches it by accident."""
+
+
+class Deadlock(Halt):
+    """Nothing is ready and nothing is scheduled."""
+
+
+class Exceeded(Halt):
+    """The run used up its steps or its virtual time."""
+
+
+class _VirtualSelector(selectors.BaseSelector):
+    """Wraps the real selector; ``select`` advances the clock instead of waiting."""
+
+    def __init__(self, *, sockets: bool) -> None:
+        self._real = selectors.DefaultSelector()
+        self.sockets = sockets
+        self.now = 0.0
+        self.steps = 0
+        self.threads = False
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        self.steps += 1
+        if self.steps > MAX_STEPS or self.now > MAX_VIRTUAL_S:
+            raise Exceeded(f"no end after {self.steps} steps and {self.now:.0f} virtual seconds")
+        if self.sockets or self.threads:
+            ready = self._real.select(0)
+            if not ready and timeout is None:
+                ready = self._real.select(THREAD_WAIT_S)
+            elif not ready and timeout is not None and timeout > GRACE_S:
+                ready = self._real.select(REAL_WAIT_S)
+            if ready:
+                return ready
+        if timeout is None:
+            raise Deadlock("it waits for something that can never happen")
+        self.now += max(timeout, 0.0)
+        return []
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> Any:
+        return self._real.register(fileobj, events, data)
+
+    def unregister(self, fileobj: Any) -> Any:
+        return self._real.unregister(fileobj)
+
+    def modify(self, fileobj: Any, events: int, data: Any = None) -> Any:
+        return self._real.modify(fileobj, events, data)
+
+    def get_map(self) -> Any:
+        return self._real.get_map()
+
+    def get_key(self, fileobj: Any) -> Any:
+        return self._real.get_key(fileobj)
+
+    def close(self) -> None:
+        self._real.close()
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """See the module. One loop serves many runs; `run` bounds each."""
+
+    def __init__(self, *, sockets: bool = False) -> None:
+        self._virtual = _VirtualSelector(sockets=sockets)
+        super().__init__(self._virtual)
+        self.set_exception_handler(lambda loop, context: None)  # a target's stray task is not our news
+
+    def time(self) -> float:
+        return self._virtual.now
+
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]
+        self._virtual.threads = True  # a thread's answer arrives through the self-pipe
+        return super().run_in_executor(executor, func, *args)
+
+    def run(self, main: Coroutine[Any, Any, Any]) -> Any:
+        """Runs ``main`` to its end within the bounds, then cancels what it left behind.
+
+        Raises `Deadlock` or `Exceeded`; whatever ``main`` raises passes through.
+        """
+        self._virtual.steps, self._virtual.now = 0, 0.0
+        task = self.create_task(main)
+        try:
+            return self.run_until_complete(task)
+        finally:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        for _ in range(3):  # a task may need more than one cancel; one that ignores three is left
+            left = [t for t in asyncio.all_tasks(self) if not t.done() and not _serves(t)]
+            if not left:
+                return
+            for task in left:
+                task.cancel()
+            self._virtual.steps, self._virtual.now = 0, 0.0
+            try:
+                self.run_until_complete(asyncio.wait(left, timeout=1))
+            except Halt:
+                continue
+
+
+def _serves(task: asyncio.Task[Any]) -> bool:
+    """The server side of a kept-alive connection outlives a run."""
+    return getattr(task.get_coro(), "__qualname__", "") == "RequestHandler.start"

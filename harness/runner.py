@@ -1,0 +1,224 @@
+"""Runs a schedule on a target in one mode and gives the history.
+
+The runner plays the caller: it makes the sample, passes the parameters, sends
+the sample through a buffer, raises the abort flag, and calls generate again
+until the sample is finished. It judges nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from harness import engines
+from harness.engines import Session, sglang
+from harness.engines.sglang import Engine, logprob
+from harness.history import (
+    INCREMENTAL,
+    PLAIN,
+    TERMINAL,
+    Called,
+    Event,
+    Flagged,
+    Halted,
+    History,
+    Raised,
+    Returned,
+    SampleView,
+)
+from harness.loop import Halt, VirtualLoop
+from harness.schedule import Attempt, Schedule
+from harness.targets import CannotJudge, Environment, Start, Target
+
+EXTRA_CALLS = 3
+"""Uninterrupted calls after the schedule's attempts: enough for a client that answers an error first."""
+
+
+class Runner:
+    """One target behind one front, on one loop; serves many runs. Close it when done."""
+
+    def __init__(self, target: Target, front: str = "inproc", tokenizer: Any = None) -> None:
+        if tokenizer is None:
+            from harness import tokenizer as tokenizers
+
+            tokenizer = tokenizers.load()
+        self.target, self.tokenizer = target, tokenizer
+        self.front = engines.front(front)
+        self.loop = VirtualLoop(sockets=self.front.sockets)
+        self.loop.run(self.front.start())
+
+    def can_run(self, schedule: Schedule, mode: str) -> bool:
+        """Whether the front can carry every interruption of the schedule."""
+        return not self.front.cannot & set(schedule.kinds)
+
+    def run(self, schedule: Schedule, mode: str) -> History:
+        """The history of ``schedule`` in ``mode``. Raises CannotJudge when the target cannot take part."""
+        engine = Engine(schedule, self.tokenizer, incremental=mode == INCREMENTAL)
+        life = _Life(self, engine, schedule, mode)
+        try:
+            self.loop.run(life.live())
+        except Halt as halt:
+            life.halted("hang", str(halt))
+        finally:
+            life.session.record = lambda event: None  # what a stray task still does is not this run's
+            life.session.raise_flag = lambda: None
+            self.front.attach(None)
+        return History(schedule, mode, engine.prompt_ids, engine.eos, tuple(life.events))
+
+    def close(self) -> None:
+        """Ends the front, the target's clients and the loop."""
+        self.loop.run(self.target.close())
+        self.loop.run(self.front.stop())
+        self.loop.close()
+
+
+class _Life:
+    """One run while it goes on."""
+
+    def __init__(self, runner: Runner, engine: Engine, schedule: Schedule, mode: str) -> None:
+        self.runner, self.engine, self.schedule, self.mode = runner, engine, schedule, mode
+        self.target = runner.target
+        self.events: list[Event] = []
+        self.session = Session(engine, self.events.append, self._raise_flag, self._overrun)
+        self.place = (0, 0)
+        self.stormed = False
+        self._task: Any = None
+
+    def halted(self, kind: str, message: str) -> None:
+        self.events.append(Halted(*self.place, kind, message))
+
+    def _raise_flag(self) -> None:
+        self.target.set_abort(True)
+
+    def _overrun(self) -> None:
+        self.stormed = True
+        if self._task is not None:
+            self._task.cancel()
+
+    async def live(self) -> None:
+        self._task = asyncio.current_task()
+        runner, schedule = self.runner, self.schedule
+        runner.front.attach(self.session)
+        self.target.reset(
+            Environment(runner.front.host, runner.front.port, runner.tokenizer, schedule.budget, schedule.context)
+        )
+        samples = [self.target.new_sample(self._start()) for _ in range(schedule.samples)]
+        shared = self._params() if schedule.samples > 1 else None
+        views = [self.target.view(s) for s in samples]
+        probed = False
+        for index, plan in enumerate((*schedule.attempts, *(Attempt(),) * EXTRA_CALLS, Attempt())):
+            for number in range(schedule.samples):
+                finished = views[number].status in TERMINAL
+                if finished and (number > 0 or probed):
+                    continue
+                probed = probed or finished  # one call on a finished sample: terminal statuses are absorbing
+                if not await self._attempt(index, number, plan, samples, views, shared):
+                    return
+            if probed and all(v.status in TERMINAL for v in views):
+                return
+
+    def _start(self) -> Start:
+        schedule, prompt = self.schedule, self.engine.prompt_ids
+        images = schedule.images
+        if not schedule.preload:
+            return Start(schedule.prompt, images=images)
+        ids = self.engine.response_ids(schedule.preload)
+        return Start(
+            schedule.prompt,
+            (*prompt, *ids),
+            len(ids),
+            self.runner.tokenizer.decode(ids, skip_special_tokens=False),
+            tuple(logprob(len(prompt) + i, t) for i, t in enumerate(ids)),
+            images,
+        )
+
+    def _params(self) -> dict[str, Any]:
+        """The caller's sampling parameters: those slime passes, and what the schedule adds."""
+        schedule = self.schedule
+        params: dict[str, Any] = {
+            "temperature": 1.0,
+            "top_p": 1.0,
+            "top_k": -1,
+            "max_new_tokens": schedule.budget,
+            "stop": list(schedule.stop) or None,
+            "stop_token_ids": None,
+            "skip_special_tokens": schedule.skip_special_tokens,
+            "no_stop_trim": True,
+            "spaces_between_special_tokens": False,
+        }
+        if schedule.min_new_tokens:
+            params["min_new_tokens"] = schedule.min_new_tokens
+        if schedule.seed is not None:
+            params["sampling_seed"] = schedule.seed
+        return params
+
+    async def _attempt(
+        self,
+        index: int,
+        number: int,
+        plan: Attempt,
+        samples: list[Any],
+        views: list[SampleView],
+        shared: dict[str, Any] | None,
+    ) -> bool:
+        """One call. Returns False when the run cannot go on."""
+        self.place = place = (index, number)
+        params = shared if shared is not None else self._params()
+        if plan.round_trip:
+            samples[number] = self.target.round_trip(samples[number])
+            views[number] = self.target.view(samples[number])
+        self.session.begin(index, number, plan)
+        self.events.append(Called(index, number, _copy(params), views[number]))
+        if plan.kind == "flag" and plan.after == 0:
+            self.events.append(Flagged(index, number, None))
+            self._raise_flag()
+        error: BaseException | None = None
+        try:
+            result = await self.target.generate(samples[number], params, stream=self.mode != PLAIN)
+            samples[number] = result
+        except (KeyboardInterrupt, Halt, CannotJudge):
+            raise
+        except BaseException as caught:  # SystemExit and CancelledError too: targets are other people's code
+            error = caught
+        self.target.set_abort(False)
+        if self.stormed:
+            self.halted("storm", f"more than {engines.MAX_REQUESTS} requests in one attempt")
+            return False
+        try:
+            views[number] = self.target.view(samples[number])
+        except Exception as broken:
+            self.halted("view", f"the sample cannot be read: {type(broken).__name__}: {broken}"[:300])
+            return False
+        others = tuple(self.target.view(s) for i, s in enumerate(samples) if i != number)
+        decoded = self._decoded(views[number])
+        writes = self.target.writes()
+        if error is None:
+            self.events.append(Returned(*place, views[number], _copy(params), decoded, others, writes))
+        else:
+            name, text = type(error).__name__, str(error)[:300]
+            self.events.append(Raised(*place, name, text, views[number], _copy(params), decoded, others, writes))
+        return True
+
+    def _decoded(self, view: SampleView) -> tuple[str, ...]:
+        """The texts the response ids may have: see `Returned`."""
+        length = view.response_length
+        if not 0 < length <= len(view.tokens):
+            return ("",)
+        cut = len(view.tokens) - length
+        prompt, ids = view.tokens[:cut], view.tokens[cut:]
+        answers = [ids, ids[:-1]] if ids[-1] == self.engine.eos else [ids]
+        tokenizer = self.runner.tokenizer
+        texts = [sglang.decode(tokenizer, (), a, skip) for a in answers for skip in (False, True)]
+        if not getattr(tokenizer, "concatenative", False):
+            texts += [sglang.decode(tokenizer, prompt, a, skip) for a in answers for skip in (False, True)]
+        return tuple(dict.fromkeys(texts))
+
+
+def _copy(params: Mapping[str, Any]) -> dict[str, Any]:
+    """By value; what JSON does not know becomes its repr."""
+    if all(v is None or isinstance(v, (int, float, str)) for v in params.values()):
+        return dict(params)
+    copied: dict[str, Any] = json.loads(json.dumps(params, default=repr))
+    return copied

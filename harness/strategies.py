@@ -1,0 +1,112 @@
+"""Hypothesis strategies for schedules.
+
+The first choice of each strategy is the simplest, so a counterexample shrinks
+to a short prompt, a small budget and few, plain interruptions. Most schedules
+carry none or one of `FEATURES`, so that a fault needs few examples to show and
+what it needs is not hidden by what it does not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from harness.schedule import FIELDS, VERSIONS, Attempt, Schedule
+
+PIECES = ("a", "ab", " the", "b", "é", "12", "日", "<|im_end|>")
+"""Prompt pieces: several merge with what follows, so a prompt re-tokenised has another length."""
+
+TOKENS = (65, 97, 98, 256, 32, 0xC3, 0xA9, 230, 151, 165, 273)
+"""Response tokens: letters that merge ("a" + "b"), halves of é, thirds of 日, and a special token."""
+
+LENGTHS = st.integers(0, 9)
+BYTES = st.sampled_from((0, 1, 7, 12, 40, 99))
+
+_ROUND_TRIP = st.sampled_from((False, False, False, True))
+_COUNTED = ("abort", "abort-late", "abort-retracted", "retract", "flag", "close")
+
+
+@st.composite
+def attempts(draw: st.DrawFn, kinds: tuple[str, ...]) -> Attempt:
+    kind = draw(st.sampled_from(kinds))
+    given: dict[str, Any] = {"kind": kind, "round_trip": draw(_ROUND_TRIP)}
+    if kind in _COUNTED:
+        given["after"] = draw(LENGTHS)
+    elif kind == "drop-inside":
+        given["after"], given["at"] = draw(LENGTHS), draw(BYTES)
+    elif kind == "error-event":
+        given["after"], given["code"] = draw(LENGTHS), draw(st.sampled_from((500, 400, 503, None)))
+    elif kind == "http":
+        given["code"] = draw(st.sampled_from((400, 429, 500, 503)))
+        given["times"] = draw(st.sampled_from((1, 2, 1000)))
+    elif kind == "drop-before":
+        given["times"] = draw(st.sampled_from((1, 2, 1000)))
+    elif kind == "missing":
+        given["field"] = draw(st.sampled_from(FIELDS))
+    elif kind == "over-deliver":
+        given["after"] = draw(st.integers(1, 3))
+    return Attempt(**given)
+
+
+CONFORMING = (
+    "abort",
+    "run",
+    "abort-late",
+    "abort-queued",
+    "abort-retracted",
+    "retract",
+    "flag",
+    "close",
+    "drop-inside",
+    "drop-before",
+    "drop-after",
+    "error-event",
+    "http",
+    "queue-full",
+)
+FAULTY = ("over-deliver", "missing", "lost-ids", "abort")
+
+FEATURES: dict[str, st.SearchStrategy[dict[str, Any]]] = {
+    "context": st.builds(lambda c: {"context": c}, st.integers(9, 30)),
+    "preload": st.builds(lambda n: {"preload": n}, st.integers(1, 12)),
+    "shared": st.builds(lambda n: {"samples": n}, st.just(2)),
+    "images": st.builds(lambda n: {"images": n}, st.integers(1, 2)),
+    "params": st.builds(
+        lambda m, s, t: {"min_new_tokens": m, "seed": s, "stop": t},
+        st.integers(0, 6),
+        st.sampled_from((None, 0, 7)),
+        st.sampled_from(((), ("\u2603",))),
+    ),
+    "wire": st.builds(
+        lambda c, s: {"chunks": tuple(c), "split": s},
+        st.lists(st.integers(1, 5), min_size=1, max_size=3),
+        st.sampled_from((0, 1, 5, 64)),
+    ),
+    "version": st.builds(lambda v: {"sglang": v}, st.just(VERSIONS[1])),
+    "special": st.builds(lambda s: {"skip_special_tokens": s}, st.just(True)),
+}
+
+_FEATURES = st.lists(st.sampled_from(tuple(FEATURES)), max_size=2, unique=True)
+_PROMPTS = st.lists(st.sampled_from(PIECES), min_size=1, max_size=3).map("".join)
+_SCRIPTS = st.lists(st.sampled_from(TOKENS), min_size=1, max_size=5).map(tuple)
+_NATURAL = st.one_of(st.none(), LENGTHS)
+
+
+@st.composite
+def schedules(draw: st.DrawFn, *, faulty: bool = False) -> Schedule:
+    """Schedules on a conforming engine, or with ``faulty`` on one that breaks its own contract."""
+    given: dict[str, Any] = {
+        "budget": draw(LENGTHS),
+        "attempts": tuple(draw(_FAULTY_ATTEMPTS if faulty else _ATTEMPTS)),
+        "script": draw(_SCRIPTS),
+        "natural": draw(_NATURAL),
+        "prompt": draw(_PROMPTS),
+    }
+    for name in draw(_FEATURES):
+        given |= draw(FEATURES[name])
+    return Schedule(**given)
+
+
+_ATTEMPTS = st.lists(attempts(CONFORMING), max_size=4)
+_FAULTY_ATTEMPTS = st.lists(attempts(FAULTY), min_size=1, max_size=3)

@@ -1,0 +1,134 @@
+"""Targets: the clients under test.
+
+A target is everything the harness knows about a client: how to make one of
+its samples, how to call its generate function, how to look at a sample, and
+how to raise its abort flag. A target never imports an engine; it is told an
+address (`Environment`) and speaks HTTP to it.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from harness.history import SampleView
+
+
+class CannotJudge(Exception):
+    """The target cannot be put under test; the message is one line that names what failed.
+
+    Leads to exit status 125. ``not_applicable`` tells a client that lacks the
+    mode apart from one that is broken.
+    """
+
+    def __init__(self, message: str, *, not_applicable: bool = False) -> None:
+        super().__init__(message)
+        self.not_applicable = not_applicable
+
+
+class Tokenizer(Protocol):
+    """The subset of a Hugging Face tokenizer that rollout clients use."""
+
+    eos_token_id: int
+
+    def encode(self, text: str, add_special_tokens: bool = ...) -> list[int]: ...
+
+    def decode(self, token_ids: Any, skip_special_tokens: bool = ...) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What a run tells the target: where the engine is and what the limits are.
+
+    ``context`` is in tokens, prompt and response together; None is unknown.
+    """
+
+    host: str
+    port: int
+    tokenizer: Tokenizer
+    budget: int
+    context: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The sample to make: a prompt, and the response it already carries (a sample from a buffer).
+
+    With ``tokens`` empty the sample is fresh (status pending). Otherwise
+    ``tokens`` is prompt and response, ``logprobs`` and ``response`` belong to
+    the response, and the status is aborted. ``images`` counts images in the prompt.
+    """
+
+    prompt: str
+    tokens: tuple[int, ...] = ()
+    response_length: int = 0
+    response: str = ""
+    logprobs: tuple[float, ...] = ()
+    images: int = 0
+
+
+class Target(Protocol):
+    """A client under test. One instance serves many runs, one after the other, on one event loop."""
+
+    name: str
+    """As shown in reports, e.g. ``slime@1eed24931``."""
+
+    modes: tuple[str, ...]
+    """The subset of ("plain", "stream") that the client has."""
+
+    def reset(self, env: Environment) -> None:
+        """Forget everything of the run before: singletons, flags, counters. Called inside the running loop."""
+
+    def new_sample(self, start: Start) -> Any: ...
+
+    async def generate(self, sample: Any, params: dict[str, Any], *, stream: bool) -> Any:
+        """One attempt. Returns the sample (a client may return another object than it was given).
+
+        ``params`` is the very dict the caller owns: it is passed on as it is, not copied.
+        """
+
+    def view(self, sample: Any) -> SampleView: ...
+
+    def round_trip(self, sample: Any) -> Any:
+        """The sample after to_dict, JSON text and from_dict, as a buffer on disk would give it back."""
+
+    def set_abort(self, on: bool) -> None:
+        """Raise or lower the client's own abort flag (slime: ``GenerateState.aborted``)."""
+
+    def writes(self) -> tuple[str, ...]:
+        """Fields of ``args`` that the client has set since the last reset (`Args.written`)."""
+
+    async def close(self) -> None:
+        """Release what belongs to the running loop (HTTP clients)."""
+
+
+class Args(Namespace):
+    """slime's ``args`` for a target: strict, so that ``getattr(args, name, default)`` keeps its meaning.
+
+    Reads and writes are recorded by name. A read of a field that is not there
+    raises AttributeError as usual and is kept in ``missing``.
+    """
+
+    def __init__(self, **fields: Any) -> None:
+        object.__setattr__(self, "_log", {"reads": set(), "writes": set(), "missing": set()})
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("_"):
+            object.__getattribute__(self, "_log")["reads"].add(name)
+        return object.__getattribute__(self, name)
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("_"):
+            object.__getattribute__(self, "_log")["missing"].add(name)
+        raise AttributeError(f"args has no field {name!r}")
+
+    def written(self) -> tuple[str, ...]:
+        """Names of the fields that were set after construction, sorted."""
+        return tuple(sorted(object.__getattribute__(self, "_log")["writes"]))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__getattribute__(self, "_log")["writes"].add(name)
+        object.__setattr__(self, name, value)

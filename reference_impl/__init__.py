@@ -1,0 +1,6 @@
+"""The text book: a rollout client that keeps every rule of spec/README.md, SHOULD rules included.
+
+Read it in this order: `budget` (the arithmetic), `sample` (what is kept),
+`generate` (one plain attempt), `generate_streaming` (one streamed attempt),
+`client` (HTTP, retries, server-sent events).
+"""

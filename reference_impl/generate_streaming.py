@@ -1,0 +1,96 @@
+"""One streamed attempt: every event that arrives whole may be kept, whatever ends the stream.
+
+Works with all three stream shapes of SGLang: cumulative (the default),
+``--incremental-streaming-output`` (deltas, 0.5.23) and ``--stream-output``
+(0.5.9: only output_ids is a delta). ``completion_tokens`` is cumulative in all
+of them and tells an event that repeats everything from one that adds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+
+from reference_impl import client
+from reference_impl.generate import Ask, aborted, keep, pairs, prepare
+from reference_impl.sample import Sample, Status
+
+
+class Stream:
+    """What one request's stream has told so far; ``meta`` is the latest event's meta_info."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.log_probs: list[float] = []
+        self.meta: Mapping[str, Any] = {}
+
+    @property
+    def finish(self) -> Mapping[str, Any]:
+        return self.meta.get("finish_reason") or {}
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Takes one event in. Raises `client.MalformedReply` when it does not continue what came before."""
+        tokens, log_probs = pairs(event)
+        meta = event.get("meta_info") or {}
+        known, total = len(self.tokens), meta.get("completion_tokens", len(tokens))
+        if len(tokens) == total and tokens[:known] == self.tokens:
+            self.tokens, self.log_probs = tokens, log_probs
+        elif known + len(tokens) == total:
+            self.tokens, self.log_probs = self.tokens + tokens, self.log_probs + log_probs
+        else:
+            raise client.MalformedReply(f"{known} tokens, then an event with {len(tokens)} makes {total}")
+        self.meta = meta
+
+
+async def generate_streaming(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    """Like `reference_impl.generate.generate`, by server-sent events.
+
+    Returns with status ABORTED and every token received when the stream ends
+    without a terminal event or the abort flag is raised. If the task is
+    cancelled, the tokens are kept and the cancellation passes on.
+    """
+    ask = prepare(args, sample, sampling_params, stream=True)
+    if ask is None:
+        return sample
+    try:
+        await client.ask(args, ask.payload, lambda response: _consume(args, sample, ask, response))
+    except client.InputTooLong:
+        sample.status = Status.TRUNCATED
+    return sample
+
+
+async def _consume(args: Any, sample: Sample, ask: Ask, response: aiohttp.ClientResponse) -> None:
+    """Reads to the end, or as far as the stream goes once a token is there.
+
+    Before the first token every fault is raised, and the request may be made
+    again from a clean state; after it the tokens count.
+    """
+    stream = Stream()
+    try:
+        async for event in client.events(response):
+            if "error" in event:
+                fault = event["error"] or {}
+                raise client.error(fault.get("code"), str(fault.get("message", "")))
+            stream.add(event)
+            if aborted(args) and not stream.finish:
+                break
+    except asyncio.CancelledError:
+        if stream.tokens:
+            _settle(args, sample, ask, stream)
+        raise
+    except (aiohttp.ClientError, client.EngineError, ValueError):
+        if not (stream.tokens or stream.finish):
+            raise
+    if stream.finish.get("type") == "abort" and stream.finish.get("status_code") == 503:
+        raise client.Transient("the engine's queue is full")  # SGLang 0.5.23 says it inside a 200 stream
+    if not stream.meta:
+        raise client.Transient("the stream ended without an event")
+    _settle(args, sample, ask, stream)
+
+
+def _settle(args: Any, sample: Sample, ask: Ask, stream: Stream) -> None:
+    """Keeps the tokens. A stream that was cut short leaves the sample ABORTED, ready to be resumed."""
+    keep(args, sample, ask, stream.tokens, stream.log_probs, stream.meta)
