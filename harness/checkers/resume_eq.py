@@ -22,7 +22,7 @@ def check(case: Case) -> Judgement:
     after, expected = final(trace), final(baseline)
     if after is None or expected is None or expected.status not in TERMINAL or after.status == FAILED:
         return None
-    if _abort_on_stop(trace):
+    if _went_past_stop(trace):
         return None
     problem = difference(after, expected)
     if problem is None:
@@ -56,7 +56,11 @@ def _short(value: object) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def _abort_on_stop(trace: Trace) -> bool:
+def _went_past_stop(trace: Trace) -> bool:
+    """An abort landed on the stop token (item 1), or the sample was resumed behind one."""
+    eos = trace.history.eos
     return any(
-        e.finish == "abort" and bool(e.ids) and e.ids[-1] == trace.history.eos for t in trace.turns for e in t.exchanges
+        (turn.live and turn.exchanges and turn.entry.tokens[-1:] == (eos,))
+        or any(e.finish == "abort" and e.ids[-1:] == (eos,) for e in turn.exchanges)
+        for turn in trace.turns
     )
