@@ -57,10 +57,10 @@ def _short(value: object) -> str:
 
 
 def _went_past_stop(trace: Trace) -> bool:
-    """An abort landed on the stop token (item 1), or the sample was resumed behind one."""
+    """The stop token came without word that the answer ended (item 1), or the sample was resumed behind one."""
     eos = trace.history.eos
     return any(
         (turn.live and turn.exchanges and turn.entry.tokens[-1:] == (eos,))
-        or any(e.finish == "abort" and e.ids[-1:] == (eos,) for e in turn.exchanges)
+        or any(e.finish not in ("stop", "length") and e.ids[-1:] == (eos,) for e in turn.exchanges)
         for turn in trace.turns
     )

@@ -81,13 +81,14 @@ class Refusal(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The tokens a request is given: ``ids`` in order, and why they end."""
+    """The tokens a request is given: ``ids`` in order, and why they end. ``mute``: the reply does not say why."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish: dict[str, Any] | None
     matched: int | None
     faulty: bool
+    mute: bool = False
 
 
 def logprob(position: int, token: int) -> float:
@@ -221,7 +222,8 @@ class Engine:
         if stopped:
             tokens = (*tokens[: count - 1], self.eos)
         probs = tuple(logprob(len(ids) + i, t) for i, t in enumerate(tokens))
-        return Answer(tokens, probs, finish, self.eos if stopped else None, fault.kind in FAULTY_ENGINE)
+        mute = fault.kind == "missing" and fault.field in ("finish_reason", "meta_info")
+        return Answer(tokens, probs, finish, self.eos if stopped else None, fault.kind in FAULTY_ENGINE, mute)
 
     def _tokens(self, ids: Sequence[int], start: int, count: int, faithful: bool) -> tuple[int, ...]:
         if faithful:
@@ -297,7 +299,7 @@ class Engine:
         return Reply(200, False, (*parts, Part(data, told)), "drop" if fault.kind == "drop-after" else "end")
 
     def _told(self, place: Place, result: Answer, first: int, upto: int, *, last: bool) -> Delivered:
-        finish = result.finish or {}
+        finish = {} if result.mute else result.finish or {}
         return Delivered(
             place.attempt,
             place.sample,
