@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from harness import engines
@@ -101,12 +102,14 @@ class _Life:
         self._task = asyncio.current_task()
         runner, schedule = self.runner, self.schedule
         runner.front.attach(self.session)
-        self.target.reset(
-            Environment(runner.front.host, runner.front.port, runner.tokenizer, schedule.budget, schedule.context)
+        environment = Environment(
+            runner.front.host, runner.front.port, runner.tokenizer, schedule.budget, schedule.context
         )
-        samples = [self.target.new_sample(self._start()) for _ in range(schedule.samples)]
+        with _judgeable(self.target.name, "a sample cannot be made"):
+            self.target.reset(environment)
+            samples = [self.target.new_sample(self._start()) for _ in range(schedule.samples)]
+            views = [self.target.view(s) for s in samples]
         shared = self._params() if schedule.samples > 1 else None
-        views = [self.target.view(s) for s in samples]
         probed = False
         for index, plan in enumerate((*schedule.attempts, *(Attempt(),) * EXTRA_CALLS, Attempt())):
             for number in range(schedule.samples):
@@ -114,8 +117,11 @@ class _Life:
                 if finished and (number > 0 or probed):
                     continue
                 probed = probed or finished  # one call on a finished sample: terminal statuses are absorbing
+                before = views[number]
                 if not await self._attempt(index, number, plan, samples, views, shared):
                     return
+                if index >= len(schedule.attempts) and views[number] == before and not finished:
+                    return  # nothing interrupted it and nothing changed: it never will
             if probed and all(v.status in TERMINAL for v in views):
                 return
 
@@ -167,8 +173,9 @@ class _Life:
         self.place = place = (index, number)
         params = shared if shared is not None else self._params()
         if plan.round_trip:
-            samples[number] = self.target.round_trip(samples[number])
-            views[number] = self.target.view(samples[number])
+            with _judgeable(self.target.name, "the sample does not survive JSON"):
+                samples[number] = self.target.round_trip(samples[number])
+                views[number] = self.target.view(samples[number])
         self.session.begin(index, number, plan)
         self.events.append(Called(index, number, _copy(params), views[number]))
         if plan.kind == "flag" and plan.after == 0:
@@ -214,6 +221,17 @@ class _Life:
         if not getattr(tokenizer, "concatenative", False):
             texts += [sglang.decode(tokenizer, prompt, a, skip) for a in answers for skip in (False, True)]
         return tuple(dict.fromkeys(texts))
+
+
+@contextmanager
+def _judgeable(name: str, problem: str) -> Iterator[None]:
+    """What the client's own code raises in here makes the run one that cannot be judged."""
+    try:
+        yield
+    except CannotJudge:
+        raise
+    except Exception as error:
+        raise CannotJudge(f"{name}: {problem}: {type(error).__name__}: {error}"[:300]) from error
 
 
 def _copy(params: Mapping[str, Any]) -> dict[str, Any]:

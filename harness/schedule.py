@@ -121,6 +121,11 @@ class Schedule:
         """The same sample with nothing that interrupts it: what RESUME-EQ compares with."""
         return replace(self, attempts=(), chunks=(1 << 20,), split=0)
 
+    def on_conforming_engine(self) -> Schedule:
+        """The same schedule with the engine's own faults left out."""
+        clean = (replace(a, kind="run", after=0, field="") if a.kind in FAULTY_ENGINE else a for a in self.attempts)
+        return replace(self, attempts=tuple(clean))
+
     def __str__(self) -> str:
         """One line; what has its default value is left out."""
         words = [f"prompt {self.prompt!r}", f"budget {self.budget}"]

@@ -24,6 +24,7 @@ LENGTHS = st.integers(0, 9)
 BYTES = st.sampled_from((0, 1, 7, 12, 40, 99))
 
 _ROUND_TRIP = st.sampled_from((False, False, False, True))
+_TIMES = st.sampled_from((1, 2, 1, 2, 1, 1000))
 _COUNTED = ("abort", "abort-late", "abort-retracted", "retract", "flag", "close")
 
 
@@ -39,9 +40,9 @@ def attempts(draw: st.DrawFn, kinds: tuple[str, ...]) -> Attempt:
         given["after"], given["code"] = draw(LENGTHS), draw(st.sampled_from((500, 400, 503, None)))
     elif kind == "http":
         given["code"] = draw(st.sampled_from((400, 429, 500, 503)))
-        given["times"] = draw(st.sampled_from((1, 2, 1000)))
+        given["times"] = draw(_TIMES)
     elif kind == "drop-before":
-        given["times"] = draw(st.sampled_from((1, 2, 1000)))
+        given["times"] = draw(_TIMES)
     elif kind == "missing":
         given["field"] = draw(st.sampled_from(FIELDS))
     elif kind == "over-deliver":
@@ -67,9 +68,11 @@ CONFORMING = (
 )
 FAULTY = ("over-deliver", "missing", "lost-ids", "abort")
 
+# A sample from a buffer is drawn with choices it does not need: shrinking prefers what has
+# fewer, and should show how a sample is interrupted where that breaks the rule as well.
 FEATURES: dict[str, st.SearchStrategy[dict[str, Any]]] = {
-    "context": st.builds(lambda c: {"context": c}, st.integers(9, 30)),
-    "preload": st.builds(lambda n: {"preload": n}, st.integers(1, 12)),
+    "context": st.builds(lambda n: {"context": n}, st.integers(0, 16)),
+    "preload": st.builds(lambda n, *_: {"preload": n}, st.integers(1, 12), *[st.booleans()] * 4),
     "shared": st.builds(lambda n: {"samples": n}, st.just(2)),
     "images": st.builds(lambda n: {"images": n}, st.integers(1, 2)),
     "params": st.builds(
@@ -87,7 +90,7 @@ FEATURES: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     "special": st.builds(lambda s: {"skip_special_tokens": s}, st.just(True)),
 }
 
-_FEATURES = st.lists(st.sampled_from(tuple(FEATURES)), max_size=2, unique=True)
+_FEATURES = st.lists(st.one_of(*FEATURES.values()), max_size=4)
 _PROMPTS = st.lists(st.sampled_from(PIECES), min_size=1, max_size=3).map("".join)
 _SCRIPTS = st.lists(st.sampled_from(TOKENS), min_size=1, max_size=5).map(tuple)
 _NATURAL = st.one_of(st.none(), LENGTHS)
@@ -103,8 +106,12 @@ def schedules(draw: st.DrawFn, *, faulty: bool = False) -> Schedule:
         "natural": draw(_NATURAL),
         "prompt": draw(_PROMPTS),
     }
-    for name in draw(_FEATURES):
-        given |= draw(FEATURES[name])
+    for feature in draw(_FEATURES):
+        given |= feature
+    if "context" in given:  # drawn as room beyond the prompt, so that the limit is met
+        given["context"] += len(given["prompt"])
+    if "min_new_tokens" in given:  # a minimum above the budget would be the caller's own mistake
+        given["min_new_tokens"] = min(given["min_new_tokens"], given["budget"])
     return Schedule(**given)
 
 

@@ -17,6 +17,8 @@ def check(case: Case) -> Judgement:
     trace, other = case.trace, case.compared
     if other is None or halt(trace.history) or halt(other.history):
         return None
+    if trace.schedule.samples > 1:
+        return None  # what sharing one dict does to siblings is told by NO-ALIAS and MAXIMAL
     name = f"mode {other.history.mode}"
     if not TRANSPORT & set(trace.schedule.kinds):
         return _every_attempt(trace, other, name)

@@ -17,6 +17,8 @@ def check(case: Case) -> Judgement:
     trace, baseline = case.trace, case.baseline
     if baseline is None or not trace.schedule.attempts or trace.schedule.min_new_tokens:
         return None
+    if trace.schedule.samples > 1:
+        return None  # what sharing one dict does to siblings is told by NO-ALIAS and MAXIMAL
     if halt(trace.history) or halt(baseline.history) or trace.near_limit() or baseline.near_limit():
         return None
     after, expected = final(trace), final(baseline)

@@ -161,8 +161,9 @@ class Trace:
     def kept_at(self, turn: Turn, exchange: Exchange) -> int:
         """r of a request: the response tokens in its input, if it is one the rules know, else those on the sample."""
         ids = exchange.request.input_ids
-        if ids is None:
-            return 0 if exchange.request.text == turn.entry.prompt else turn.entry.response_length
+        if ids is None:  # text: the prompt again, either as a restart or with the kept tokens forgotten (PREFIX)
+            restarts = exchange.request.text == turn.entry.prompt and exchange.asked == self.room(0)
+            return 0 if restarts else turn.entry.response_length
         entry = response_ids(turn.entry)
         rest = ids[self.prompt :]
         if ids[: self.prompt] == self.prompt_ids and (not rest or rest[: len(entry)] == entry):

@@ -9,6 +9,7 @@ address (`Environment`) and speaks HTTP to it.
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -77,6 +78,14 @@ class Target(Protocol):
     modes: tuple[str, ...]
     """The subset of ("plain", "stream") that the client has."""
 
+    @property
+    def absent(self) -> Mapping[str, CannotJudge]:
+        """Why a mode is not in `modes`."""
+
+    @property
+    def stubbed(self) -> frozenset[str]:
+        """Packages that were replaced by stubs to import the client."""
+
     def reset(self, env: Environment) -> None:
         """Forget everything of the run before: singletons, flags, counters. Called inside the running loop."""
 
@@ -86,6 +95,7 @@ class Target(Protocol):
         """One attempt. Returns the sample (a client may return another object than it was given).
 
         ``params`` is the very dict the caller owns: it is passed on as it is, not copied.
+        Like `new_sample` and `round_trip` it may raise CannotJudge.
         """
 
     def view(self, sample: Any) -> SampleView: ...

@@ -40,6 +40,12 @@ class FunctionTarget:
         self.name = name
         self._functions = {"plain": plain, "stream": stream}
         self.modes = tuple(mode for mode, function in self._functions.items() if function is not None)
+        self.absent = {
+            mode: CannotJudge(f"{name} has no {mode} mode", not_applicable=True)
+            for mode in self._functions
+            if mode not in self.modes
+        }
+        self.stubbed: frozenset[str] = frozenset()
         self._flag = Flag()
         self._args = Args()
 
@@ -72,7 +78,7 @@ class FunctionTarget:
     async def generate(self, sample: Any, params: dict[str, Any], *, stream: bool) -> Any:
         function = self._functions["stream" if stream else "plain"]
         if function is None:
-            raise CannotJudge(f"{self.name} has no such mode", not_applicable=True)
+            raise self.absent["stream" if stream else "plain"]
         result = await function(self._args, sample, params)
         if not hasattr(result, "response_length"):
             raise CannotJudge(f"{self.name} returned {type(result).__name__}, not a sample")
@@ -109,19 +115,6 @@ def reference() -> FunctionTarget:
     from reference_impl.generate_streaming import generate_streaming
 
     return FunctionTarget("reference", generate, generate_streaming)
-
-
-def load(spec: str, twin: str | None, stream: bool | None = None) -> FunctionTarget:
-    """The target of ``pkg.mod:function``; ``twin`` is its counterpart in the other mode.
-
-    ``stream`` says which mode ``spec`` is; None: both slots get it and the run
-    tells (see `harness.check`). Raises CannotJudge with one line.
-    """
-    function = find(spec)
-    other = find(twin) if twin else None
-    if stream is None:
-        return FunctionTarget(spec, function, function)
-    return FunctionTarget(spec, other if stream else function, function if stream else other)
 
 
 def find(spec: str) -> Generate:

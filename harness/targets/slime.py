@@ -214,6 +214,7 @@ class SlimeTarget:
             status=str(sample.status.value),
             prompt=prompt if isinstance(prompt, str) else json.dumps(prompt),
             arrays=arrays,
+            has_logprobs=self.keeps_logprobs,
         )
 
     def round_trip(self, sample: Any) -> Any:

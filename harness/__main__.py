@@ -1,0 +1,5 @@
+"""``python -m harness`` is ``rolloutcheck``."""
+
+from harness.cli import main
+
+main()

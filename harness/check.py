@@ -1,0 +1,360 @@
+"""The main job: search for schedules on which a target breaks a rule, and shrink what is found.
+
+For every engine front: the regression corpus first, then drawn schedules on a
+conforming engine, then some on a faulty one. Each schedule runs in every mode;
+every checker judges every run. What fails is shrunk by Hypothesis, run again
+in a fresh process, and only then called invalid.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import spec
+from harness import corpus
+from harness.checkers import HOLDS, RULE_IDS, Case, Finding, checker, halt
+from harness.history import INCREMENTAL, PLAIN, STREAM, History
+from harness.isolation import RUN_LIMIT_S, Ready, Worker
+from harness.schedule import Schedule
+from harness.targets import CannotJudge
+from harness.targets.spec import TargetSpec
+from harness.verdict import INVALID, UNKNOWN, VALID, Counterexample, Result
+
+PROFILES = {"quick": 60, "ci": 300, "deep": 20_000}
+"""Schedules drawn on a conforming engine; a quarter as many again on a faulty one."""
+
+MODE_SETS = {"plain": (PLAIN,), "stream": (STREAM,), "incremental": (INCREMENTAL,), "both": (PLAIN, STREAM)}
+COMPARES_MODES = ("MODE-EQ", "RETRY")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to check. ``modes`` None: all that the target has. ``rules`` empty: all."""
+
+    target: TargetSpec
+    engines: tuple[str, ...] = ("inproc",)
+    modes: tuple[str, ...] | None = None
+    rules: tuple[str, ...] = ()
+    profile: str = "ci"
+    seed: int = 0
+    tokenizer: str | None = None
+    run_limit_s: float = RUN_LIMIT_S
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where the work stands; ``total`` counts schedules of this phase."""
+
+    engine: str
+    phase: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything a check found."""
+
+    ready: Ready
+    options: Options
+    results: tuple[Result, ...]
+    duration_s: float
+    complete: bool = True
+
+
+def check(options: Options, tell: Callable[[Progress], None] = lambda progress: None) -> Report:
+    """Checks the target. Raises CannotJudge or HarnessFault; Ctrl-C gives what is known so far."""
+    begin, ready, complete = time.monotonic(), Ready("", (), {}, ()), True
+    results: list[Result] = []
+    for engine in options.engines:
+        with Worker(options.target, engine, options.tokenizer, run_limit_s=options.run_limit_s) as worker:
+            ready = worker.ready
+            modes = _modes(ready, options.modes)
+            search = _Search(worker, modes, options, engine, tell)
+            try:
+                search.run()
+            except KeyboardInterrupt:
+                complete = False
+            results += search.results(complete)
+        if not complete:
+            break
+    return Report(ready, options, tuple(results), time.monotonic() - begin, complete)
+
+
+def _modes(ready: Ready, wanted: tuple[str, ...] | None) -> tuple[str, ...]:
+    """The modes to run. Raises CannotJudge when one that was asked for is absent."""
+    has = (*ready.modes, *((INCREMENTAL,) if STREAM in ready.modes else ()))
+    if wanted is None:
+        return has
+    for mode in wanted:
+        if mode not in has:
+            base = STREAM if mode == INCREMENTAL else mode
+            reason = ready.absent.get(base, f"{ready.name} has no {base} mode")
+            raise CannotJudge(reason, not_applicable=True)
+    return wanted
+
+
+@dataclass(slots=True)
+class _Tally:
+    """One rule in one mode on one kind of engine, while schedules run."""
+
+    judged: int = 0
+    broken: Schedule | None = None
+    from_corpus: bool = False
+    reasons: list[str] = field(default_factory=list)
+
+
+_Key = tuple[str, str, bool]
+
+
+class _Search:
+    """The work on one front."""
+
+    def __init__(
+        self, worker: Worker, modes: tuple[str, ...], options: Options, engine: str, tell: Callable[[Progress], None]
+    ) -> None:
+        from harness.engines import front
+
+        self.worker, self.modes, self.options, self.engine, self.tell = worker, modes, options, engine, tell
+        self.cannot = front(engine).cannot
+        self.rules = options.rules or RULE_IDS
+        self.checkers = {rule: checker(rule) for rule in self.rules}
+        self.tallies: dict[_Key, _Tally] = {
+            (rule, mode, faulty): _Tally()
+            for rule in self.rules
+            for mode in modes
+            for faulty in (False, True)
+            if applies(rule, mode, modes)
+        }
+        self.found: dict[_Key, Counterexample] = {}
+        self.flaky: dict[_Key, str] = {}
+        self._histories: dict[tuple[Schedule, str], History | CannotJudge] = {}
+        self.skipped = 0
+
+    def run(self) -> None:
+        from harness.strategies import schedules
+
+        known = [e.schedule for e in corpus.load()]
+        for done, entry in enumerate(known):
+            self.tell(Progress(self.engine, "corpus", done, len(known)))
+            self._observe(entry, from_corpus=True)
+        self._explore("drawn", schedules(), self._count(False))
+        self._explore("faulty engine", schedules(faulty=True), self._count(True))
+        if any(tally.broken is not None for tally in self.tallies.values()):
+            fresh = self.worker.twin()
+            fresh.launch()  # loads while this one shrinks
+            with closing(fresh):
+                self._shrink()
+                self._confirm(fresh)
+
+    def _count(self, faulty: bool) -> int:
+        count = PROFILES[self.options.profile]
+        return max(count // 4, 15) if faulty else count
+
+    def _strategies(self, faulty: bool) -> Iterator[Any]:
+        """Where a violation may be found again to be shrunk: see `_broken` for the second."""
+        from harness.strategies import schedules
+
+        yield schedules(faulty=faulty)
+        if not faulty:
+            yield schedules(faulty=True).map(Schedule.on_conforming_engine)
+
+    # running and judging
+
+    def _history(self, schedule: Schedule, mode: str) -> History | CannotJudge:
+        key = (schedule, mode)
+        if key not in self._histories:
+            if len(self._histories) > 20_000:
+                self._histories.clear()
+            try:
+                self._histories[key] = self.worker.run(schedule, mode)
+            except CannotJudge as error:
+                self._histories[key] = error
+        return self._histories[key]
+
+    def _cases(
+        self, schedule: Schedule, modes: tuple[str, ...], *, baseline: bool
+    ) -> Iterator[tuple[str, Case | CannotJudge]]:
+        """A mode's case for each mode, or why there is none. ``baseline``: with the uninterrupted run."""
+        runs = {mode: self._history(schedule, mode) for mode in modes}
+        good = {mode: run for mode, run in runs.items() if isinstance(run, History)}
+        for mode, run in runs.items():
+            if isinstance(run, CannotJudge):
+                yield mode, run
+                continue
+            unbroken = self._history(schedule.uninterrupted(), mode) if baseline and schedule.attempts else None
+            yield mode, Case(mode, good, unbroken if isinstance(unbroken, History) else None)
+
+    def _observe(self, schedule: Schedule, *, from_corpus: bool = False) -> None:
+        """Runs a schedule in every mode and lets every checker judge it."""
+        if self.cannot & set(schedule.kinds):
+            self.skipped += 1
+            return
+        for mode, case in self._cases(schedule, self.modes, baseline="RESUME-EQ" in self.rules):
+            for rule in self.rules:
+                tally = self.tallies.get((rule, mode, schedule.faulty_engine))
+                if tally is None:
+                    continue
+                if isinstance(case, CannotJudge):
+                    if not case.not_applicable:
+                        tally.reasons.append(str(case))
+                    continue
+                verdict, reason = self.judge(rule, case)
+                tally.judged += verdict in (VALID, INVALID)
+                if verdict == INVALID:
+                    self._broken(rule, mode, schedule, from_corpus)
+                elif verdict == UNKNOWN:
+                    tally.reasons.append(reason)
+
+    def _broken(self, rule: str, mode: str, schedule: Schedule, from_corpus: bool) -> None:
+        """Notes a schedule that breaks a rule. One that also does without the engine's faults is noted without."""
+        clean = schedule.on_conforming_engine()
+        if schedule.faulty_engine and self._breaks((rule, mode, False), clean) is not None:
+            schedule = clean
+        tally = self.tallies[rule, mode, schedule.faulty_engine]
+        if tally.broken is None or (tally.from_corpus and not from_corpus):
+            tally.broken, tally.from_corpus = schedule, from_corpus
+
+    def judge(self, rule: str, case: Case) -> tuple[str, str]:
+        """A rule on one case: valid, invalid, unknown with a reason, or "" where there is nothing to judge."""
+        try:
+            finding = self.checkers[rule](case)
+        except Exception as crash:
+            return UNKNOWN, f"the checker of {rule} crashed: {type(crash).__name__}: {crash}"[:300]
+        if isinstance(finding, Finding):
+            return INVALID, finding.message
+        stopped = halt(case.history)
+        if stopped is not None and stopped.kind != "storm":
+            return UNKNOWN, f"call {stopped.attempt + 1}: {stopped.kind}: {stopped.message}"
+        return (VALID, "") if finding is HOLDS else ("", "")
+
+    # searching
+
+    def _explore(self, phase: str, strategy: Any, count: int) -> None:
+        done = 0
+
+        def observe(schedule: Schedule) -> bool:
+            nonlocal done
+            self.tell(Progress(self.engine, phase, done, count))
+            done += 1
+            self._observe(schedule)
+            return False
+
+        _find(strategy, observe, count, self.options.seed)
+
+    def _breaks(self, key: _Key, schedule: Schedule) -> Finding | None:
+        """The finding of a rule on a schedule, if it is broken there."""
+        rule, mode, faulty = key
+        if self.cannot & set(schedule.kinds) or schedule.faulty_engine != faulty:
+            return None
+        modes = tuple(dict.fromkeys((self.modes[0], mode))) if rule in COMPARES_MODES else (mode,)
+        for ran, case in self._cases(schedule, modes, baseline=rule == "RESUME-EQ"):
+            if ran == mode and isinstance(case, Case) and self.judge(rule, case)[0] == INVALID:
+                finding = self.checkers[rule](case)
+                return finding if isinstance(finding, Finding) else None
+        return None
+
+    def _is_broken(self, key: _Key, schedule: Schedule) -> bool:
+        return self._breaks(key, schedule) is not None
+
+    def _shrink(self) -> None:
+        """Finds each failing rule's smallest schedule; one that fails in several modes serves them all."""
+        failing = [key for key, tally in self.tallies.items() if tally.broken is not None and not self._known(key)]
+        failing.sort(key=lambda key: key[1] == PLAIN)  # streams first: they retry least, and run fastest
+        for number, key in enumerate(failing):
+            self.tell(Progress(self.engine, "shrinking", number, len(failing)))
+            rule, _, faulty = key
+            tally = self.tallies[key]
+            smallest = next(
+                (s for s in self._smallest(rule, faulty) if self._breaks(key, s)),
+                None,
+            )
+            for strategy in self._strategies(faulty):
+                if smallest is None:
+                    smallest = _find(strategy, partial(self._is_broken, key), self._count(faulty), self.options.seed)
+            schedule = smallest or tally.broken
+            assert schedule is not None
+            finding, run = self._breaks(key, schedule), self._history(schedule, key[1])
+            if finding is not None and isinstance(run, History):
+                self.found[key] = Counterexample(schedule, finding, run, shrunk=smallest is not None)
+            else:
+                self.flaky[key] = f"flaky: it failed once on [{schedule}] and then did not"
+
+    def _known(self, key: _Key) -> bool:
+        """On a faulty engine nothing is said of a rule that is broken on a conforming one."""
+        rule, mode, faulty = key
+        return faulty and self.tallies[rule, mode, False].broken is not None
+
+    def _smallest(self, rule: str, faulty: bool) -> Iterable[Schedule]:
+        return [c.schedule for (r, _, f), c in self.found.items() if r == rule and f == faulty and c.shrunk]
+
+    def _confirm(self, fresh: Worker) -> None:
+        """Runs every counterexample again in a fresh process: what does not fail again is flaky, not invalid."""
+        fresh.wait()
+        self.worker.close()
+        self.worker = fresh
+        self._histories.clear()
+        for key, example in list(self.found.items()):
+            finding = self._breaks(key, example.schedule)
+            if finding is None:
+                del self.found[key]
+                self.flaky[key] = f"flaky: [{example.schedule}] fails, and in a fresh process it does not"
+
+    # verdicts
+
+    def results(self, complete: bool) -> Iterator[Result]:
+        for key, tally in self.tallies.items():
+            rule, mode, faulty = key
+            if self._known(key):
+                continue
+            level = spec.RULES[rule].level if not faulty else "SHOULD"
+            verdict, reason = VALID, ""
+            if key in self.found:
+                verdict, reason = INVALID, self.found[key].finding.message
+            elif key in self.flaky:
+                verdict, reason = UNKNOWN, self.flaky[key]
+            elif tally.broken is not None:
+                verdict, reason = UNKNOWN, f"interrupted before it was confirmed on [{tally.broken}]"
+            elif tally.reasons:
+                verdict, reason = UNKNOWN, f"{tally.reasons[0]} ({len(tally.reasons)} runs)"
+            elif not complete:
+                verdict, reason = UNKNOWN, "interrupted"
+            elif not tally.judged:
+                if faulty:
+                    continue  # most rules are not touched by the few faults of an engine
+                verdict, reason = UNKNOWN, "no schedule put it to the test"
+            yield Result(rule, level, mode, self.engine, verdict, tally.judged, reason, self.found.get(key), faulty)
+
+
+def applies(rule: str, mode: str, modes: tuple[str, ...]) -> bool:
+    """Whether a rule can be judged in a mode, given the modes that are run; MODE-EQ needs one to compare with."""
+    if mode not in spec.RULES[rule].modes:
+        return False
+    return rule != "MODE-EQ" or modes.index(mode) > 0
+
+
+def _find(strategy: Any, condition: Callable[[Schedule], bool], count: int, seed: int) -> Schedule | None:
+    """The smallest schedule found within ``count`` drawn ones; the same for the same seed."""
+    from hypothesis import HealthCheck, Phase, Verbosity, find, settings
+    from hypothesis.errors import NoSuchExample
+
+    config = settings(
+        max_examples=count,
+        database=None,
+        deadline=None,
+        derandomize=False,
+        phases=(Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+        verbosity=Verbosity.quiet,
+    )
+    try:
+        found: Schedule = find(strategy, condition, settings=config, random=random.Random(seed))
+    except NoSuchExample:
+        return None
+    return found

@@ -1,0 +1,386 @@
+"""The command line: ``rolloutcheck`` and ``python -m harness``.
+
+Exit statuses: 0 conforms, 1 violates, 2 usage, 125 cannot be judged, 3 a fault
+of the harness itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from harness.targets.spec import LATER, TargetSpec
+from harness.verdict import CANNOT, CONFORMS, FAULT, USAGE, VIOLATES
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Checks RL rollout clients against the contract in spec/README.md.",
+)
+
+
+class Mode(StrEnum):
+    plain = "plain"
+    stream = "stream"
+    incremental = "incremental"
+    both = "both"
+
+
+class Profile(StrEnum):
+    quick = "quick"
+    ci = "ci"
+    deep = "deep"
+
+
+class Failed(Exception):
+    """Ends the command with one line and a status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+TargetOption = Annotated[str, typer.Option(help="reference, slime, or your own pkg.mod:function.")]
+PathOption = Annotated[
+    Path | None, typer.Option(help="slime: a checkout or bare repository. A function: a folder to import from.")
+]
+RevOption = Annotated[str | None, typer.Option(help="slime: the revision; its tree is read from git.")]
+TwinOption = Annotated[str | None, typer.Option(help="pkg.mod:function, the target's counterpart in the other mode.")]
+TokenizerOption = Annotated[Path | None, typer.Option(help="A local tokenizer directory instead of the small BPE.")]
+JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the report as JSON; - is standard output.")]
+LimitOption = Annotated[float, typer.Option(min=1, max=3600, help="Seconds after which a hanging call is stopped.")]
+
+
+@app.callback(invoke_without_command=True)
+def top(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        from harness.replay import version as installed
+
+        typer.echo(f"rolloutcheck {installed()}")
+        raise typer.Exit
+
+
+@app.command()
+def check(
+    target: TargetOption = "reference",
+    path: PathOption = None,
+    rev: RevOption = None,
+    twin: TwinOption = None,
+    mode: Annotated[Mode | None, typer.Option(help="Default: every mode the target has.")] = None,
+    engine: Annotated[
+        str, typer.Option(help="inproc, loopback, aioresponses, several with commas, or all.")
+    ] = "inproc",
+    rule: Annotated[list[str] | None, typer.Option(help="A rule id; may be repeated. Default: all.")] = None,
+    profile: Annotated[Profile, typer.Option(help="How many schedules: 60, 300 or 20,000.")] = Profile.ci,
+    seed: Annotated[int, typer.Option(min=0, help="Same seed, same schedules.")] = 0,
+    strict: Annotated[bool, typer.Option("--strict", help="SHOULD rules and faulty engines gate too.")] = False,
+    json_file: JsonOption = None,
+    failures: Annotated[Path, typer.Option(help="Where violations are written.")] = Path("failures"),
+    tokenizer: TokenizerOption = None,
+    limit: LimitOption = 20.0,
+) -> None:
+    """Search for schedules on which the target breaks a rule."""
+    from harness.check import MODE_SETS, Options
+    from harness.check import check as run
+    from harness.reporters import jsonfile, terminal
+    from harness.verdict import exit_status
+
+    rules = _rules(rule or [])
+    engines = _engines(engine)
+    with _target(target, path, rev, twin) as spec:
+        options = Options(
+            target=spec,
+            engines=engines,
+            modes=MODE_SETS[mode.value] if mode else None,
+            rules=rules,
+            profile=profile.value,
+            seed=seed,
+            tokenizer=_tokenizer(tokenizer),
+            run_limit_s=limit,
+        )
+        err, out = _consoles(json_file)
+        with _progress(err) as tell:
+            report = run(options, tell)
+    stored = _Stored(report, failures, _arguments(target, path, rev, twin, tokenizer))
+    stored.write(err)
+    if out is not None:
+        terminal.show(out, report, stored.screens())
+    if json_file is not None:
+        _write(lambda: jsonfile.write(json_file, jsonfile.data(report, stored.replays, stored.summaries)), json_file)
+    if not report.complete:
+        raise Failed(130, "interrupted; the verdicts above are what was known by then")
+    raise typer.Exit(exit_status(list(report.results), strict=strict))
+
+
+@app.command()
+def replay(
+    files: Annotated[list[Path], typer.Argument(help="Failure files, or entries of the corpus.")],
+    target: TargetOption = "reference",
+    path: PathOption = None,
+    rev: RevOption = None,
+    twin: TwinOption = None,
+    mode: Annotated[Mode | None, typer.Option(help="Default: the mode of the failure.")] = None,
+    engine: Annotated[str | None, typer.Option(help="Default: the engine of the failure.")] = None,
+    json_file: JsonOption = None,
+    tokenizer: TokenizerOption = None,
+    limit: LimitOption = 20.0,
+) -> None:
+    """Run stored violations again: STILL FAILS, FIXED or CANNOT RUN."""
+    from harness import again
+    from harness import replay as stored
+    from harness.reporters import jsonfile
+
+    try:
+        read = [(file, stored.read(file)) for file in files]
+    except stored.BadFile as error:
+        raise Failed(USAGE, str(error)) from error
+    if mode is Mode.both:
+        raise Failed(USAGE, "replay runs one mode: plain, stream or incremental")
+    engines = _engines(engine) if engine else None
+    _, out = _consoles(json_file)
+    with _target(target, path, rev, twin) as spec:
+        answers = again.run(
+            spec,
+            read,
+            mode=mode.value if mode else None,
+            engine=engines[0] if engines else None,
+            tokenizer=_tokenizer(tokenizer),
+            limit_s=limit,
+        )
+    for answer in answers:
+        if out is not None:
+            out.print(
+                f"{answer.answer.upper().replace('-', ' ')}   {answer.file}",
+                style="bold",
+                markup=False,
+                highlight=False,
+            )
+            for line in answer.lines:
+                out.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+    if json_file is not None:
+        data = [{"file": str(a.file), "target": a.target, "answer": a.answer, "reason": a.reason} for a in answers]
+        _write(lambda: jsonfile.write(json_file, data), json_file)
+    said = {a.answer for a in answers}
+    raise typer.Exit(VIOLATES if again.STILL_FAILS in said else CANNOT if again.CANNOT_RUN in said else CONFORMS)
+
+
+class _Stored:
+    """The violations of a report as screens, files and commands, by their place in its results."""
+
+    def __init__(self, report: Any, directory: Path, arguments: list[str]) -> None:
+        from harness.reporters import failure
+
+        self.report, self.directory, self.arguments = report, directory, arguments
+        self.replays: dict[int, str] = {}
+        self.lines: dict[int, list[str]] = {
+            place: failure.lines(
+                result.rule,
+                report.ready.name,
+                result.mode,
+                result.engine,
+                result.counterexample.finding,
+                result.counterexample.history,
+                faulty_engine=result.faulty_engine,
+            )
+            for place, result in enumerate(report.results)
+            if result.counterexample is not None
+        }
+        self.summaries = {place: "\n".join(lines) for place, lines in self.lines.items()}
+
+    def write(self, console: Any) -> None:
+        """Writes the failure files. A folder that cannot be written is said once, and loses nothing else."""
+        from harness import replay as stored
+
+        options = self.report.options
+        name = self.report.ready.name.partition("@")[0]
+        for place, summary in self.summaries.items():
+            result = self.report.results[place]
+            try:
+                file = stored.write(self.directory, result, name, options.target.revision, summary, options.seed)
+            except OSError as error:
+                console.print(
+                    f"cannot write {self.directory}: {error.strerror}; violations are not stored", markup=False
+                )
+                return
+            self.replays[place] = shlex.join(["rolloutcheck", "replay", str(file), *self.arguments])
+
+    def screens(self) -> Iterator[list[str]]:
+        """One screen a rule: its first violation, and where else it is broken."""
+        groups: dict[tuple[str, bool], list[int]] = {}
+        for place in self.lines:
+            result = self.report.results[place]
+            groups.setdefault((result.rule, result.faulty_engine), []).append(place)
+        for first, *rest in groups.values():
+            *body, why = self.lines[first]
+            if rest:
+                others = (self.report.results[place] for place in rest)
+                body.append("  also     " + ", ".join(dict.fromkeys(f"{r.mode} {r.engine}" for r in others)))
+            if first in self.replays:
+                body.append(f"  replay   {self.replays[first]}")
+            yield [*body, why]
+
+
+def _rules(wanted: list[str]) -> tuple[str, ...]:
+    import spec
+    from harness.checkers import RULE_IDS
+
+    for name in wanted:
+        if name not in RULE_IDS:
+            later = name in spec.RULES
+            raise Failed(
+                USAGE,
+                f"rule {name} needs a rollout loop and is not checked yet"
+                if later
+                else f"unknown rule {name!r}; the rules are {', '.join(RULE_IDS)}",
+            )
+    return tuple(r for r in RULE_IDS if r in wanted)
+
+
+def _engines(text: str) -> tuple[str, ...]:
+    from harness.engines import FRONTS
+
+    names = FRONTS if text == "all" else tuple(dict.fromkeys(text.split(",")))
+    for name in names:
+        if name.startswith(("http://", "https://")):
+            raise Failed(USAGE, "a running server as --engine is not supported yet")
+        if name not in FRONTS:
+            raise Failed(USAGE, f"unknown engine {name!r}; the engines are {', '.join(FRONTS)}, all")
+    if "aioresponses" in names:
+        try:
+            import aioresponses  # noqa: F401
+        except ImportError as error:
+            raise Failed(USAGE, "--engine aioresponses needs the package aioresponses") from error
+    return names
+
+
+def _tokenizer(path: Path | None) -> str | None:
+    """The directory, absolute, after it was seen to load."""
+    if path is None:
+        return None
+    from harness import tokenizer as tokenizers
+
+    try:
+        tokenizers.load(str(path))
+    except ImportError as error:
+        raise Failed(USAGE, "--tokenizer needs the package transformers") from error
+    except ValueError as error:
+        raise Failed(USAGE, str(error)) from error
+    return str(path.resolve())
+
+
+@contextlib.contextmanager
+def _target(target: str, path: Path | None, rev: str | None, twin: str | None) -> Iterator[TargetSpec]:
+    """The target as data; a revision's tree lies in a folder of its own as long as the context is open."""
+    if twin and ":" not in target:
+        raise Failed(USAGE, "--twin belongs to a target pkg.mod:function")
+    if target == "slime":
+        from harness.targets.checkout import UsageError, checkout
+
+        if path is None:
+            raise Failed(USAGE, "--target slime needs --path DIR")
+        try:
+            with checkout(path, rev) as tree:
+                yield TargetSpec("slime", root=str(tree.root), revision=tree.revision)
+        except UsageError as error:
+            raise Failed(USAGE, str(error)) from error
+        return
+    if rev is not None:
+        raise Failed(USAGE, "--rev belongs to --target slime")
+    if target == "reference":
+        if path is not None:
+            raise Failed(USAGE, "--path does not belong to --target reference")
+        yield TargetSpec("reference")
+        return
+    for name in filter(None, (target, twin)):
+        module, _, function = name.partition(":")
+        if not all(part.isidentifier() for part in (*module.split("."), function)):
+            later = f"; {target} is planned" if target in LATER else ""
+            raise Failed(USAGE, f"unknown target {name!r}; give reference, slime or pkg.mod:function{later}")
+    if path is not None and not path.is_dir():
+        raise Failed(USAGE, f"no folder {path}")
+    yield TargetSpec("function", root=str((path or Path.cwd()).resolve()), function=target, twin=twin or "")
+
+
+def _arguments(target: str, path: Path | None, rev: str | None, twin: str | None, tokenizer: Path | None) -> list[str]:
+    """The options that name the target, as they were given."""
+    given = {"--target": target, "--path": path, "--rev": rev, "--twin": twin, "--tokenizer": tokenizer}
+    return [word for option, value in given.items() if value is not None for word in (option, str(value))]
+
+
+def _consoles(json_file: Path | None) -> tuple[Any, Any]:
+    """For progress and warnings, and for the report; none for the report when JSON takes standard output."""
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else 120
+    out = None if json_file is not None and str(json_file) == "-" else Console(width=width)
+    return Console(stderr=True), out
+
+
+@contextlib.contextmanager
+def _progress(console: Any) -> Iterator[Callable[[Any], None]]:
+    """Progress on standard error: a bar on a terminal, otherwise a line a phase."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    seen: set[tuple[str, str]] = set()
+    if not console.is_terminal:
+
+        def line(state: Any) -> None:
+            if (state.engine, state.phase) not in seen:
+                seen.add((state.engine, state.phase))
+                console.print(f"{state.engine}: {state.phase}, {state.total}", markup=False, highlight=False)
+
+        yield line
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def update(state: Any) -> None:
+            bar.update(task, description=f"{state.engine} {state.phase}", completed=state.done, total=state.total)
+
+        yield update
+
+
+def _write(action: Callable[[], None], path: Path) -> None:
+    try:
+        action()
+    except OSError as error:
+        raise Failed(USAGE, f"cannot write {path}: {error.strerror}") from error
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the command line; every error that is not the harness's own is one line."""
+    from harness.isolation import HarnessFault
+    from harness.targets import CannotJudge
+
+    try:
+        app(arguments, prog_name="rolloutcheck", standalone_mode=True)
+    except Failed as error:
+        _end(error.status, str(error))
+    except CannotJudge as error:
+        _end(CANNOT, f"cannot be judged: {error}")
+    except HarnessFault as error:
+        _end(FAULT, f"a fault of rolloutcheck itself, please report it:\n{error}")
+    except KeyboardInterrupt:
+        _end(130, "interrupted")
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(FAULT) from None
+    except Exception:
+        import traceback
+
+        _end(FAULT, f"a fault of rolloutcheck itself, please report it:\n{traceback.format_exc()}")
+
+
+def _end(status: int, message: str) -> None:
+    print(f"rolloutcheck: {message}", file=sys.stderr)
+    raise SystemExit(status)

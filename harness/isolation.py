@@ -1,0 +1,192 @@
+"""Runs schedules in a worker process, and survives what the target does to it.
+
+A target that hangs is stopped after a limit, one that leaves the process is
+noticed, and both become part of the history (`Halted`). The worker is then
+started again for the next schedule.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from harness import history, schedule
+from harness.history import Halted, History
+from harness.schedule import Schedule
+from harness.targets import CannotJudge
+from harness.targets.spec import TargetSpec
+
+LOAD_LIMIT_S = 60.0
+RUN_LIMIT_S = 20.0
+MAX_REPLY = 1 << 28  # bytes; a history of the longest schedule allowed is far below
+MAX_RESTARTS = 20
+
+
+class HarnessFault(Exception):
+    """The harness itself failed: exit status 3. The message is a traceback."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What the worker says of its target once it is loaded."""
+
+    name: str
+    modes: tuple[str, ...]
+    absent: dict[str, str]
+    stubbed: tuple[str, ...]
+
+
+class Worker:
+    """A target behind a front, in its own process. Use as a context manager."""
+
+    def __init__(
+        self,
+        spec: TargetSpec,
+        front: str = "inproc",
+        tokenizer: str | None = None,
+        *,
+        run_limit_s: float = RUN_LIMIT_S,
+    ) -> None:
+        self.spec, self.front, self.tokenizer, self.run_limit_s = spec, front, tokenizer, run_limit_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._buffer = bytearray()
+        self._said: deque[str] = deque(maxlen=20)
+        self._restarts = 0
+        self.ready = Ready("", (), {}, ())
+
+    def __enter__(self) -> Worker:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> Ready:
+        """Starts the process and waits until the target is loaded. Raises CannotJudge or HarnessFault."""
+        self.launch()
+        return self.wait()
+
+    def launch(self) -> None:
+        """Starts the process and does not wait: `wait` must follow."""
+        # The package's own folder is named, so that a target's `harness` on sys.path is not taken for ours.
+        command = [sys.executable, "-c", _BOOT, os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
+        self._buffer.clear()
+        self._process = process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # so that what the target starts is stopped with it
+        )
+        threading.Thread(target=self._drain, args=(process,), daemon=True).start()
+        self._send({"target": self.spec.to_json(), "front": self.front, "tokenizer": self.tokenizer})
+
+    def wait(self) -> Ready:
+        """What a launched worker says of its target. Raises CannotJudge or HarnessFault."""
+        answer = self._receive(LOAD_LIMIT_S)
+        if isinstance(answer, str):
+            self.close()
+            what = {"hang": f"does not end within {LOAD_LIMIT_S:.0f} s", "exit": "ends its process"}[answer]
+            raise CannotJudge(f"importing {self.spec.function or self.spec.kind} {what}{self._last_words()}")
+        self._raise_unless(answer, "ready")
+        given = answer["ready"]
+        self.ready = Ready(given["name"], tuple(given["modes"]), given["absent"], tuple(given["stubbed"]))
+        return self.ready
+
+    def run(self, wanted: Schedule, mode: str) -> History:
+        """The history of a run. Raises CannotJudge or HarnessFault."""
+        if self._process is None:
+            if self._restarts >= MAX_RESTARTS:
+                raise CannotJudge(f"{self.ready.name} ended its process {MAX_RESTARTS} times; giving up")
+            self._restarts += 1
+            self.start()
+        self._send({"schedule": schedule.to_json(wanted), "mode": mode})
+        answer = self._receive(self.run_limit_s)
+        if isinstance(answer, str):
+            self.close()
+            message = f"no end within {self.run_limit_s:.0f} s" if answer == "hang" else "the target left its process"
+            return History(wanted, mode, (), -1, (Halted(0, 0, answer, message + self._last_words()),))
+        self._raise_unless(answer, "history")
+        return history.from_json(answer["history"])
+
+    def twin(self) -> Worker:
+        """Another worker for the same target, not started."""
+        return Worker(self.spec, self.front, self.tokenizer, run_limit_s=self.run_limit_s)
+
+    def close(self) -> None:
+        """Ends the process and everything it started."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+
+    def _raise_unless(self, answer: dict[str, Any], key: str) -> None:
+        if "cannot" in answer:
+            if key == "ready":
+                self.close()
+            raise CannotJudge(answer["cannot"], not_applicable=answer["not_applicable"])
+        if key not in answer:
+            self.close()
+            raise HarnessFault(answer.get("broken", f"unexpected answer: {str(answer)[:200]}"))
+
+    def _send(self, message: dict[str, Any]) -> None:
+        assert self._process is not None and self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # then there is no answer either
+            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def _receive(self, limit_s: float) -> dict[str, Any] | str:
+        """The next answer, or "hang" or "exit"."""
+        assert self._process is not None and self._process.stdout is not None
+        descriptor, end = self._process.stdout.fileno(), time.monotonic() + limit_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(descriptor, selectors.EVENT_READ)
+            while (cut := self._buffer.find(b"\n")) < 0:
+                left = end - time.monotonic()
+                if left <= 0 or not selector.select(left) or len(self._buffer) > MAX_REPLY:
+                    return "hang"
+                data = os.read(descriptor, 1 << 18)
+                if not data:
+                    return "exit"
+                self._buffer += data
+        line = bytes(self._buffer[:cut])
+        del self._buffer[: cut + 1]
+        try:
+            answer: dict[str, Any] = json.loads(line)
+        except ValueError:
+            return "exit"  # cut off in the middle of an answer
+        return answer
+
+    def _drain(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stderr is not None
+        with process.stderr as stream, contextlib.suppress(ValueError, OSError):
+            while line := stream.readline(4096):
+                self._said.append(line.decode("utf-8", "replace").rstrip())
+
+    def _last_words(self) -> str:
+        said = next((line for line in reversed(self._said) if line.strip()), "")
+        return f" (last output: {said[:120]})" if said else ""
+
+
+_BOOT = """
+import sys
+sys.path[0] = sys.argv.pop(1)
+import runpy
+runpy.run_module("harness.worker", run_name="__main__", alter_sys=True)
+"""

@@ -1,0 +1,111 @@
+"""Failure files: a violation as data that any later version can run against any target.
+
+A file is readable JSON (``spec/schemas/failure.schema.json``). It is only ever
+parsed; nothing in it is executed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import spec
+from harness.history import MODES
+from harness.schedule import Schedule, ScheduleError, from_json, to_json
+from harness.verdict import Result
+
+FORMAT = "rolloutcheck-failure-1"
+MAX_BYTES = 16 << 20
+
+
+class BadFile(Exception):
+    """The file is no failure file. One line; exit status 2."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a failure file says. ``summary`` is the screen it was reported with, for readers."""
+
+    rule: str
+    mode: str
+    engine: str
+    schedule: Schedule
+    target: str = ""
+    revision: str = ""
+    summary: str = ""
+
+
+def name(rule: str, mode: str, schedule: Schedule) -> str:
+    """``BUDGET-3f9a2c.json``: the same violation has the same name."""
+    text = json.dumps([rule, mode, to_json(schedule)], sort_keys=True)
+    return f"{rule}-{hashlib.sha256(text.encode()).hexdigest()[:6]}.json"
+
+
+def write(directory: Path, result: Result, target: str, revision: str, summary: str, seed: int) -> Path:
+    """Stores a violation. Raises OSError."""
+    assert result.counterexample is not None
+    schedule = result.counterexample.schedule
+    path = directory / name(result.rule, result.mode, schedule)
+    data = {
+        "format": FORMAT,
+        "rule": result.rule,
+        "mode": result.mode,
+        "engine": result.engine,
+        "target": target,
+        "revision": revision,
+        "summary": summary,
+        "schedule": to_json(schedule),
+        "version": version(),
+        "seed": seed,
+    }
+    directory.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return path
+
+
+def read(path: Path) -> Failure:
+    """The failure in a file; a corpus entry will do too. Raises BadFile."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise BadFile(f"{path} is larger than {MAX_BYTES >> 20} MiB: no failure file")
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadFile(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise BadFile(f"{path} is no JSON: {str(error).splitlines()[0]}") from error
+    try:
+        return _parse(data)
+    except ScheduleError as error:
+        raise BadFile(f"{path}: {error}") from error
+
+
+def _parse(data: Any) -> Failure:
+    if not isinstance(data, dict) or not isinstance(data.get("schedule"), dict):
+        raise ScheduleError("no failure file: it has no schedule")
+    if data.get("format", FORMAT) != FORMAT:
+        raise ScheduleError(f"format {str(data['format'])[:40]!r} is not known; this version reads {FORMAT}")
+    rules = data.get("rules")
+    rule = data.get("rule", rules[0] if isinstance(rules, list) and rules else None)
+    if not isinstance(rule, str) or rule not in spec.RULES:
+        raise ScheduleError(f"unknown rule {str(rule)[:40]!r}")
+    mode, engine = data.get("mode", MODES[0]), data.get("engine", "inproc")
+    if mode not in MODES:
+        raise ScheduleError(f"unknown mode {str(mode)[:40]!r}")
+    texts = [data.get(key, "") for key in ("target", "revision", "summary")]
+    if not isinstance(engine, str) or not all(isinstance(t, str) for t in texts):
+        raise ScheduleError("a field has the wrong type")
+    return Failure(rule, mode, engine, from_json(data["schedule"]), *texts)
+
+
+def version() -> str:
+    """The suite's version."""
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed
+
+    try:
+        return installed("rolloutcheck")
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        return "0+checkout"

@@ -1,0 +1,61 @@
+"""The report as JSON (``spec/schemas/report.schema.json``)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from harness.check import Report
+from harness.replay import version
+from harness.schedule import to_json
+
+
+def data(report: Report, replays: Mapping[int, str], summaries: Mapping[int, str]) -> dict[str, Any]:
+    """The report as JSON data.
+
+    ``replays`` and ``summaries`` are the commands and screens of the violations, by their place in the results.
+    """
+    options = report.options
+    return {
+        "tool": "rolloutcheck",
+        "version": version(),
+        "target": report.ready.name.partition("@")[0],
+        "revision": options.target.revision or None,
+        "engine": ",".join(options.engines),
+        "profile": options.profile,
+        "seed": options.seed,
+        "complete": report.complete,
+        "stubbed": list(report.ready.stubbed),
+        "results": [
+            {
+                "rule": r.rule,
+                "level": r.level,
+                "mode": r.mode,
+                "engine": r.engine,
+                "verdict": r.verdict,
+                "schedules": r.schedules,
+                "counterexample": None
+                if r.counterexample is None
+                else {
+                    "schedule": to_json(r.counterexample.schedule),
+                    "summary": summaries.get(i, r.reason),
+                    "replay": replays.get(i, ""),
+                },
+                "reason": r.reason,
+                "faulty_engine": r.faulty_engine,
+            }
+            for i, r in enumerate(report.results)
+        ],
+        "duration_s": round(report.duration_s, 3),
+    }
+
+
+def write(path: Path, value: Any) -> None:
+    """Writes JSON; ``-`` is standard output. Raises OSError."""
+    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    if str(path) == "-":
+        print(text, end="")
+    else:
+        path.write_text(text, encoding="utf-8")

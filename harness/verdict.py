@@ -1,0 +1,55 @@
+"""Verdicts: what a check found about each rule, in each mode, on each engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.checkers import Finding
+from harness.history import History
+from harness.schedule import Schedule
+
+VALID, INVALID, UNKNOWN = "valid", "invalid", "unknown"
+CONFORMS, VIOLATES, USAGE, FAULT, CANNOT = 0, 1, 2, 3, 125
+"""Exit statuses, as `git bisect run` understands them; 3 is a fault of the harness itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counterexample:
+    """A schedule that breaks a rule, the history that shows it, and where it is stored.
+
+    ``baseline`` is what a rule that compares two histories compared with.
+    """
+
+    schedule: Schedule
+    finding: Finding
+    history: History
+    shrunk: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A rule's verdict in one mode on one engine. ``schedules`` put it to the test.
+
+    ``faulty_engine``: judged on an engine that breaks its own contract; counts as SHOULD.
+    """
+
+    rule: str
+    level: str
+    mode: str
+    engine: str
+    verdict: str
+    schedules: int
+    reason: str = ""
+    counterexample: Counterexample | None = None
+    faulty_engine: bool = False
+
+    def gates(self, strict: bool) -> bool:
+        return strict or (self.level == "MUST" and not self.faulty_engine)
+
+
+def exit_status(results: list[Result], *, strict: bool) -> int:
+    """0, 1 or 125: among the verdicts that gate, invalid beats unknown beats valid."""
+    verdicts = {r.verdict for r in results if r.gates(strict)}
+    if INVALID in verdicts:
+        return VIOLATES
+    return CANNOT if UNKNOWN in verdicts or not verdicts else CONFORMS

@@ -1,0 +1,109 @@
+"""The process a target lives in: ``python -m harness.worker``.
+
+Targets are other people's code. They print, exit, hang and break their
+interpreter, so they get one of their own. It reads one JSON object a line from
+what was its standard input and answers on what was its standard output; both
+are taken away before the target is loaded, and whatever it prints goes to
+standard error, which the parent drains.
+
+    -> {"target": {...}, "front": "inproc", "tokenizer": null}
+    <- {"ready": {"name", "modes", "absent", "stubbed"}} | {"cannot": message, "not_applicable": bool}
+    -> {"schedule": {...}, "mode": "plain"}
+    <- {"history": {...}} | {"cannot": ...} | {"broken": traceback of the harness itself}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from typing import Any, TextIO
+
+from harness import history, schedule
+from harness.history import PLAIN, Raised, Requested
+from harness.runner import Runner
+from harness.schedule import Schedule
+from harness.targets import CannotJudge, Target
+from harness.targets.spec import TargetSpec, load
+
+
+def take_streams() -> tuple[TextIO, TextIO]:
+    """The protocol's two streams, out of the target's reach; its own are empty and standard error."""
+    requests = os.fdopen(os.dup(0), "r", encoding="utf-8")
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)
+    sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - lives as long as the process
+    return requests, replies
+
+
+def serve(requests: TextIO, replies: TextIO) -> None:
+    """Loads the target that the first line names, then runs a schedule a line until the input ends."""
+
+    def say(answer: dict[str, Any]) -> None:
+        replies.write(json.dumps(answer) + "\n")
+        replies.flush()
+
+    try:
+        runner = prepare(json.loads(requests.readline()))
+    except CannotJudge as error:
+        return say(_cannot(error))
+    except Exception:
+        return say({"broken": traceback.format_exc()})
+    target = runner.target
+    absent = {mode: str(error) for mode, error in target.absent.items()}
+    say(
+        {
+            "ready": {
+                "name": target.name,
+                "modes": list(target.modes),
+                "absent": absent,
+                "stubbed": sorted(target.stubbed),
+            }
+        }
+    )
+    for line in requests:
+        request = json.loads(line)
+        try:
+            run = runner.run(schedule.from_json(request["schedule"]), request["mode"])
+            say({"history": history.to_json(run)})
+        except CannotJudge as error:
+            say(_cannot(error))
+        except Exception:
+            say({"broken": traceback.format_exc()})
+
+
+def prepare(first: dict[str, Any]) -> Runner:
+    """The runner for the target and front that the first line names. Raises CannotJudge."""
+    from harness import tokenizer as tokenizers
+
+    tokenizer = tokenizers.load(first["tokenizer"])
+    front = first["front"]
+    target = load(TargetSpec(**first["target"]), lambda t: asks_stream(t, front, tokenizer))
+    return Runner(target, front, tokenizer)
+
+
+def asks_stream(target: Target, front: str, tokenizer: Any) -> bool | None:
+    """Whether the target's first request asks for a stream; None if it sends none. Raises CannotJudge."""
+    runner = Runner(target, front, tokenizer)
+    try:
+        run = runner.run(Schedule(budget=2), PLAIN)
+    finally:
+        runner.close()
+    for event in run.events:
+        if isinstance(event, Requested):
+            return event.stream
+        if isinstance(event, Raised):
+            raise CannotJudge(f"{target.name} raises before it asks: {event.error}: {event.message}"[:300])
+    return None
+
+
+def _cannot(error: CannotJudge) -> dict[str, Any]:
+    return {"cannot": str(error).split("\n")[0], "not_applicable": error.not_applicable}
+
+
+if __name__ == "__main__":
+    serve(*take_streams())
+    os._exit(0)  # threads and exit handlers of the target have no say
