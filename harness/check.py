@@ -2,16 +2,16 @@
 
 For every engine front: the regression corpus first, then drawn schedules on a
 conforming engine, then some on a faulty one. Each schedule runs in every mode;
-every checker judges every run. What fails is shrunk by Hypothesis, run again
-in a fresh process, and only then called invalid.
+every checker judges every run. What fails is shrunk, run again in a fresh
+process, and only then called invalid.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -22,12 +22,16 @@ from harness.checkers import HOLDS, RULE_IDS, Case, Finding, checker, halt
 from harness.history import INCREMENTAL, PLAIN, STREAM, History
 from harness.isolation import RUN_LIMIT_S, Ready, Worker
 from harness.schedule import Schedule
+from harness.shrink import shrink, size
 from harness.targets import CannotJudge
 from harness.targets.spec import TargetSpec
 from harness.verdict import INVALID, UNKNOWN, VALID, Counterexample, Result
 
 PROFILES = {"quick": 60, "ci": 300, "deep": 20_000}
 """Schedules drawn on a conforming engine; a quarter as many again on a faulty one."""
+
+QUICK_BUDGET = 1_000
+"""Corpus entries with larger budgets (an issue's own numbers) cost a second and are left to the longer profiles."""
 
 MODE_SETS = {"plain": (PLAIN,), "stream": (STREAM,), "incremental": (INCREMENTAL,), "both": (PLAIN, STREAM)}
 COMPARES_MODES = ("MODE-EQ", "RETRY")
@@ -106,7 +110,6 @@ class _Tally:
 
     judged: int = 0
     broken: Schedule | None = None
-    from_corpus: bool = False
     reasons: list[str] = field(default_factory=list)
 
 
@@ -140,10 +143,12 @@ class _Search:
     def run(self) -> None:
         from harness.strategies import schedules
 
-        known = [e.schedule for e in corpus.load()]
+        known = [
+            e.schedule for e in corpus.load() if self.options.profile != "quick" or e.schedule.budget <= QUICK_BUDGET
+        ]
         for done, entry in enumerate(known):
             self.tell(Progress(self.engine, "corpus", done, len(known)))
-            self._observe(entry, from_corpus=True)
+            self._observe(entry)
         self._explore("drawn", schedules(), self._count(False))
         self._explore("faulty engine", schedules(faulty=True), self._count(True))
         if any(tally.broken is not None for tally in self.tallies.values()):
@@ -156,14 +161,6 @@ class _Search:
     def _count(self, faulty: bool) -> int:
         count = PROFILES[self.options.profile]
         return max(count // 4, 15) if faulty else count
-
-    def _strategies(self, faulty: bool) -> Iterator[Any]:
-        """Where a violation may be found again to be shrunk: see `_broken` for the second."""
-        from harness.strategies import schedules
-
-        yield schedules(faulty=faulty)
-        if not faulty:
-            yield schedules(faulty=True).map(Schedule.on_conforming_engine)
 
     # running and judging
 
@@ -191,7 +188,7 @@ class _Search:
             unbroken = self._history(schedule.uninterrupted(), mode) if baseline and schedule.attempts else None
             yield mode, Case(mode, good, unbroken if isinstance(unbroken, History) else None)
 
-    def _observe(self, schedule: Schedule, *, from_corpus: bool = False) -> None:
+    def _observe(self, schedule: Schedule) -> None:
         """Runs a schedule in every mode and lets every checker judge it."""
         if self.cannot & set(schedule.kinds):
             self.skipped += 1
@@ -208,18 +205,18 @@ class _Search:
                 verdict, reason = self.judge(rule, case)
                 tally.judged += verdict in (VALID, INVALID)
                 if verdict == INVALID:
-                    self._broken(rule, mode, schedule, from_corpus)
+                    self._broken(rule, mode, schedule)
                 elif verdict == UNKNOWN:
                     tally.reasons.append(reason)
 
-    def _broken(self, rule: str, mode: str, schedule: Schedule, from_corpus: bool) -> None:
+    def _broken(self, rule: str, mode: str, schedule: Schedule) -> None:
         """Notes a schedule that breaks a rule. One that also does without the engine's faults is noted without."""
         clean = schedule.on_conforming_engine()
         if schedule.faulty_engine and self._breaks((rule, mode, False), clean) is not None:
             schedule = clean
         tally = self.tallies[rule, mode, schedule.faulty_engine]
-        if tally.broken is None or (tally.from_corpus and not from_corpus):
-            tally.broken, tally.from_corpus = schedule, from_corpus
+        if tally.broken is None or size(schedule) < size(tally.broken):
+            tally.broken = schedule
 
     def judge(self, rule: str, case: Case) -> tuple[str, str]:
         """A rule on one case: valid, invalid, unknown with a reason, or "" where there is nothing to judge."""
@@ -246,7 +243,7 @@ class _Search:
             self._observe(schedule)
             return False
 
-        _find(strategy, observe, count, self.options.seed)
+        _draw(strategy, observe, count, self.options.seed)
 
     def _breaks(self, key: _Key, schedule: Schedule) -> Finding | None:
         """The finding of a rule on a schedule, if it is broken there."""
@@ -269,30 +266,25 @@ class _Search:
         failing.sort(key=lambda key: key[1] == PLAIN)  # streams first: they retry least, and run fastest
         for number, key in enumerate(failing):
             self.tell(Progress(self.engine, "shrinking", number, len(failing)))
-            rule, _, faulty = key
-            tally = self.tallies[key]
-            smallest = next(
-                (s for s in self._smallest(rule, faulty) if self._breaks(key, s)),
-                None,
-            )
-            for strategy in self._strategies(faulty):
-                if smallest is None:
-                    smallest = _find(strategy, partial(self._is_broken, key), self._count(faulty), self.options.seed)
-            schedule = smallest or tally.broken
+            schedule = self.tallies[key].broken
             assert schedule is not None
-            finding, run = self._breaks(key, schedule), self._history(schedule, key[1])
+            smallest = next((s for s in self._smallest(key) if self._is_broken(key, s)), None)
+            if smallest is None:
+                smallest = shrink(schedule, partial(self._is_broken, key))
+            finding, run = self._breaks(key, smallest), self._history(smallest, key[1])
             if finding is not None and isinstance(run, History):
-                self.found[key] = Counterexample(schedule, finding, run, shrunk=smallest is not None)
+                self.found[key] = Counterexample(smallest, finding, run)
             else:
                 self.flaky[key] = f"flaky: it failed once on [{schedule}] and then did not"
+
+    def _smallest(self, key: _Key) -> list[Schedule]:
+        """What the same rule was shrunk to in other modes."""
+        return [found.schedule for (rule, _, faulty), found in self.found.items() if (rule, faulty) == (key[0], key[2])]
 
     def _known(self, key: _Key) -> bool:
         """On a faulty engine nothing is said of a rule that is broken on a conforming one."""
         rule, mode, faulty = key
         return faulty and self.tallies[rule, mode, False].broken is not None
-
-    def _smallest(self, rule: str, faulty: bool) -> Iterable[Schedule]:
-        return [c.schedule for (r, _, f), c in self.found.items() if r == rule and f == faulty and c.shrunk]
 
     def _confirm(self, fresh: Worker) -> None:
         """Runs every counterexample again in a fresh process: what does not fail again is flaky, not invalid."""
@@ -339,8 +331,8 @@ def applies(rule: str, mode: str, modes: tuple[str, ...]) -> bool:
     return rule != "MODE-EQ" or modes.index(mode) > 0
 
 
-def _find(strategy: Any, condition: Callable[[Schedule], bool], count: int, seed: int) -> Schedule | None:
-    """The smallest schedule found within ``count`` drawn ones; the same for the same seed."""
+def _draw(strategy: Any, use: Callable[[Schedule], bool], count: int, seed: int) -> None:
+    """Hands ``count`` drawn schedules to ``use``, which returns False; the same ones for the same seed."""
     from hypothesis import HealthCheck, Phase, Verbosity, find, settings
     from hypothesis.errors import NoSuchExample
 
@@ -348,13 +340,9 @@ def _find(strategy: Any, condition: Callable[[Schedule], bool], count: int, seed
         max_examples=count,
         database=None,
         deadline=None,
-        derandomize=False,
-        phases=(Phase.generate, Phase.shrink),
+        phases=(Phase.generate,),
         suppress_health_check=list(HealthCheck),
         verbosity=Verbosity.quiet,
     )
-    try:
-        found: Schedule = find(strategy, condition, settings=config, random=random.Random(seed))
-    except NoSuchExample:
-        return None
-    return found
+    with suppress(NoSuchExample):
+        find(strategy, use, settings=config, random=random.Random(seed))

@@ -126,6 +126,12 @@ class Schedule:
         clean = (replace(a, kind="run", after=0, field="") if a.kind in FAULTY_ENGINE else a for a in self.attempts)
         return replace(self, attempts=tuple(clean))
 
+    def from_the_start(self) -> Schedule:
+        """The same sample, its first tokens not from a buffer but from an attempt that was aborted."""
+        if not self.preload:
+            return self
+        return replace(self, preload=0, attempts=(Attempt("abort", after=self.preload), *self.attempts))
+
     def __str__(self) -> str:
         """One line; what has its default value is left out."""
         words = [f"prompt {self.prompt!r}", f"budget {self.budget}"]

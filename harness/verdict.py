@@ -15,15 +15,11 @@ CONFORMS, VIOLATES, USAGE, FAULT, CANNOT = 0, 1, 2, 3, 125
 
 @dataclass(frozen=True, slots=True)
 class Counterexample:
-    """A schedule that breaks a rule, the history that shows it, and where it is stored.
-
-    ``baseline`` is what a rule that compares two histories compared with.
-    """
+    """The smallest schedule found that breaks a rule, and the history that shows it."""
 
     schedule: Schedule
     finding: Finding
     history: History
-    shrunk: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ def _kept(trace: Trace, turn: Turn, after: SampleView) -> str | None:
     if kept[: len(entry)] != entry:
         return f"the {len(entry)} kept tokens change"
     if entry and turn.exchanges and not _base(trace, turn, turn.exchanges[-1]):
-        return f"the request leaves out the {len(entry)} tokens that stay on the sample"
+        return f"the request leaves out what stays on the sample ({len(entry)} tokens)"
     return f"keeps {len(kept)} tokens that no request brought together"
 
 

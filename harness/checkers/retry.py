@@ -17,7 +17,9 @@ def check(case: Case) -> Judgement:
         for one, two in zip(turn.exchanges, turn.exchanges[1:], strict=False):
             if one.refused and _same(one, two):
                 code = one.fault.code if one.fault is not None else 400
-                return Finding(turn.index, f"HTTP {code} is asked again {len(turn.exchanges) - 1} times", sample)
+                again = len(turn.exchanges) - 1
+                times = f" {again} times" if again > 1 else ""
+                return Finding(turn.index, f"HTTP {code} is asked again{times}", sample)
         judged = judged or any(e.fault is not None for e in turn.exchanges)
     stop = halt(trace.history)
     if stop is not None and stop.kind == "storm":

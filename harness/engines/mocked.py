@@ -9,13 +9,15 @@ stay on an aiohttp with known vulnerabilities (pnuckowski/aioresponses#289).
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import re
 from typing import Any
 from unittest.mock import Mock
 
-from aiohttp import ClientResponse, ServerDisconnectedError
+from aiohttp import ClientResponse, ServerDisconnectedError, StreamReader
+from aiohttp.client_proto import ResponseHandler
 from aioresponses import CallbackResult, aioresponses
 from yarl import URL
 
@@ -29,6 +31,14 @@ class _Response(ClientResponse):
         if _WANTS_WRITER:
             given.setdefault("stream_writer", Mock(output_size=0))
         super().__init__(method, url, **given)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "content":
+            # aioresponses feeds the body to a reader that wants its connection paused beyond
+            # 128 KiB, and there is no connection: give it one that holds any body.
+            loop = asyncio.get_running_loop()
+            value = StreamReader(ResponseHandler(loop), limit=1 << 40, loop=loop)
+        super().__setattr__(name, value)
 
 
 class AioresponsesFront:

@@ -5,6 +5,8 @@ Derived from the recorded history, line by line.
 
 from __future__ import annotations
 
+from itertools import groupby
+
 import spec
 from harness.checkers import Finding
 from harness.checkers.trace import Exchange, Trace, Turn
@@ -36,14 +38,18 @@ def setting(history: History) -> str:
     schedule = history.schedule
     context = "unknown" if schedule.context is None else schedule.context
     words = [f"prompt {len(history.prompt_ids)}", f"budget {schedule.budget}", f"context {context}"]
-    words += [f"{schedule.preload} tokens kept before"] if schedule.preload else []
+    words += [f"{_count(schedule.preload, 'token')} kept before"] if schedule.preload else []
     words += [f"{schedule.samples} samples share one dict"] if schedule.samples > 1 else []
-    words += [f"{schedule.images} images"] if schedule.images else []
+    words += [_count(schedule.images, "image")] if schedule.images else []
     words += [f"min_new_tokens {schedule.min_new_tokens}"] if schedule.min_new_tokens else []
     words += [f"stop {list(schedule.stop)}"] if schedule.stop else []
     words += [f"seed {schedule.seed}"] if schedule.seed is not None else []
     words += [f"SGLang {schedule.sglang}"] if schedule.sglang != Schedule().sglang else []
     return ", ".join(words)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def calls(trace: Trace, finding: Finding) -> list[str]:
@@ -70,23 +76,26 @@ def _cells(turn: Turn) -> tuple[str, str, str, str]:
     got = "" if last is None else f"got {len(last.ids)}"
     if len(turn.exchanges) > 1:
         asked += f", {len(turn.exchanges)} times"
-    return asked, got, _end(turn, last), _after(turn)
+    return asked, got, _end(turn), _after(turn)
 
 
-def _end(turn: Turn, last: Exchange | None) -> str:
-    words = []
-    if last is not None and last.finish is not None:
-        words.append(last.finish)
-    elif last is not None and last.fault is not None:
-        code = f" {last.fault.code}" if last.fault.code is not None else ""
-        words.append(f"{'HTTP' if last.fault.kind == 'http' else last.fault.kind}{code}")
-    elif last is not None:
-        words.append("no terminal event")
+def _end(turn: Turn) -> str:
+    """How the requests of a call ended, repetitions once."""
+    words = [", ".join(key for key, _ in groupby(_ended(e) for e in turn.exchanges))]
     if turn.flagged:
         words.append("abort flag")
-    if last is not None and turn.plan.kind in ("missing", "over-deliver", "lost-ids", "drop-after"):
+    if turn.exchanges and turn.plan.kind in ("missing", "over-deliver", "lost-ids", "drop-after"):
         words.append(f"({turn.plan.kind}{' ' + turn.plan.field if turn.plan.field else ''})")
-    return " ".join(words)
+    return " ".join(filter(None, words))
+
+
+def _ended(exchange: Exchange) -> str:
+    if exchange.finish is not None:
+        return exchange.finish
+    if exchange.fault is None:
+        return "no terminal event"
+    code = f" {exchange.fault.code}" if exchange.fault.code is not None else ""
+    return f"{'HTTP' if exchange.fault.kind == 'http' else exchange.fault.kind}{code}"
 
 
 def _after(turn: Turn) -> str:

@@ -1,0 +1,135 @@
+"""Makes a schedule as small as it can be while it still breaks a rule.
+
+Works on schedules, not on the choices they were drawn from, so that a corpus
+entry or a failure file shrinks as well as a drawn one, and the same fault
+gives the same counterexample whatever found it. Greedy: the first simpler
+schedule that is still broken is taken, until none is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from itertools import combinations
+from typing import Any
+
+from harness.schedule import Attempt, Schedule
+
+MAX_TRIES = 600
+
+_PLAIN = Schedule()
+_FIELDS = tuple(f.name for f in fields(Schedule) if f.name not in ("budget", "attempts"))
+_NUMBERS = ("budget", "context", "natural", "preload", "min_new_tokens")
+
+
+def shrink(schedule: Schedule, broken: Callable[[Schedule], bool]) -> Schedule:
+    """The smallest schedule found with ``broken`` true, ``schedule`` itself if there is none smaller.
+
+    Calls ``broken`` at most `MAX_TRIES` times, never twice with the same schedule.
+    """
+    current, seen = schedule, {schedule}
+    found = True
+    while found:
+        found = False
+        for simpler in _simpler(current):
+            if simpler in seen or size(simpler) >= size(current) or _odd(simpler) > _odd(current):
+                continue
+            seen.add(simpler)
+            if len(seen) > MAX_TRIES:
+                return current
+            if broken(simpler):
+                current, found = simpler, True
+                break
+    return current
+
+
+def size(schedule: Schedule) -> tuple[int, ...]:
+    """What smaller means, for `min` and comparisons: less that is unusual, then fewer attempts, then smaller numbers.
+
+    A sample from a buffer weighs more than the aborted attempt that explains how it got there.
+    """
+    unusual = sum(getattr(schedule, n) != getattr(_PLAIN, n) for n in _FIELDS) + 2 * bool(schedule.preload)
+    attempts = schedule.attempts
+    interrupted = sum((a.kind != "run") + (a.kind not in ("run", "abort")) + a.round_trip for a in attempts)
+    numbers = sum(getattr(schedule, n) or 0 for n in _NUMBERS) + schedule.samples + schedule.images
+    numbers += sum(a.after + a.at + a.times + (a.code or 0) for a in attempts)
+    rest = len(schedule.prompt) + len(schedule.script) + len(schedule.chunks) + sum(schedule.chunks)
+    return (unusual + len(attempts) + interrupted, len(attempts), numbers, rest, _order(schedule))
+
+
+def _odd(schedule: Schedule) -> int:
+    """How many of the caller's own mistakes a schedule holds; shrinking must not add one."""
+    too_long = schedule.context is not None and schedule.context < len(schedule.prompt)
+    return too_long + (schedule.min_new_tokens > schedule.budget)
+
+
+def _order(schedule: Schedule) -> int:
+    """Breaks ties, so that a prompt of other letters or another token can become the plain one."""
+    return sum(map(ord, schedule.prompt)) + sum(schedule.script) + sum(len(a.kind + a.field) for a in schedule.attempts)
+
+
+def _simpler(s: Schedule) -> Iterator[Schedule]:
+    """Simpler schedules, the boldest first."""
+    attempts = s.attempts
+    yield replace(s, attempts=())
+    for i in reversed(range(len(attempts))):
+        yield replace(s, attempts=(*attempts[:i], *attempts[i + 1 :]))
+    for name in _FIELDS:
+        yield _with(s, **{name: getattr(_PLAIN, name)})
+    yield s.from_the_start()
+    for i, attempt in enumerate(attempts):
+        for simple in _simpler_attempts(attempt):
+            yield replace(s, attempts=(*attempts[:i], simple, *attempts[i + 1 :]))
+    yield from _lower_numbers(s)
+    for cut in (s.prompt[: len(s.prompt) // 2], s.prompt[1:], s.prompt[:-1]):
+        if cut:
+            yield replace(s, prompt=cut)
+    for script in (s.script[:1], s.script[: len(s.script) // 2], s.script[1:], s.script[:-1]):
+        if script:
+            yield replace(s, script=script)
+    for i in range(len(s.script)):
+        yield replace(s, script=s.script[:i] + _PLAIN.script + s.script[i + 1 :])
+    yield _with(s, chunks=s.chunks[:1], samples=2 if s.samples > 2 else s.samples, images=min(s.images, 1))
+
+
+def _simpler_attempts(a: Attempt) -> Iterator[Attempt]:
+    yield Attempt()
+    yield Attempt("abort", after=a.after)
+    for name in ("round_trip", "times", "at"):
+        yield replace(a, **{name: getattr(_RUN, name)})
+    if a.times > 2:
+        yield replace(a, times=2)
+
+
+def _lower_numbers(s: Schedule) -> Iterator[Schedule]:
+    """Each number alone to 0, 1, a half or one less; then any two of them by the same amount."""
+    numbers = _numbers(s)
+    for key, value in numbers.items():
+        for lower in dict.fromkeys((0, 1, value // 2, value - 1)):
+            if 0 <= lower < value:
+                yield _set(s, {key: lower})
+    for one, two in combinations(numbers, 2):
+        least = min(numbers[one], numbers[two])
+        for step in dict.fromkeys((least, least // 2, 1)):
+            if 0 < step <= least:
+                yield _set(s, {one: numbers[one] - step, two: numbers[two] - step})
+    if numbers:
+        yield _set(s, {key: max(value - 1, 0) for key, value in numbers.items()})
+
+
+def _numbers(s: Schedule) -> dict[str | int, int]:
+    """Numbers of the schedule by field, and ``after`` of its attempts by position."""
+    found: dict[str | int, int] = {n: v for n in _NUMBERS if (v := getattr(s, n))}
+    return found | {i: a.after for i, a in enumerate(s.attempts) if a.after}
+
+
+def _set(s: Schedule, values: dict[Any, int]) -> Schedule:
+    attempts = tuple(replace(a, after=values[i]) if i in values else a for i, a in enumerate(s.attempts))
+    return _with(s, attempts=attempts, **{n: v for n, v in values.items() if isinstance(n, str)})
+
+
+def _with(s: Schedule, **values: Any) -> Schedule:
+    return replace(s, **values)
+
+
+_RUN = Attempt()
