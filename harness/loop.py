@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 MAX_STEPS = 200_000
 MAX_VIRTUAL_S = 100_000.0
-GRACE_S, REAL_WAIT_S, THREAD_WAIT_S = 0.05, 0.002, 5.0
+GRACE_S, REAL_WAIT_S = 0.05, 0.002
+LAST_WAIT_S = {"threads": 5.0, "sockets": 0.2}  # before a deadlock is declared
 
 
 class Halt(BaseException):
@@ -51,7 +52,7 @@ class _VirtualSelector(selectors.BaseSelector):
         if self.sockets or self.threads:
             ready = self._real.select(0)
             if not ready and timeout is None:
-                ready = self._real.select(THREAD_WAIT_S)
+                ready = self._real.select(LAST_WAIT_S["threads" if self.threads else "sockets"])
             elif not ready and timeout is not None and timeout > GRACE_S:
                 ready = self._real.select(REAL_WAIT_S)
             if ready:
@@ -95,9 +96,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._virtual.threads = True  # a thread's answer arrives through the self-pipe
         return super().run_in_executor(executor, func, *args)
 
-    def run(self, main: Coroutine[Any, Any, Any]) -> Any:
+    def run(self, main: Coroutine[Any, Any, Any], ended: Callable[[], None] = lambda: None) -> Any:
         """Runs ``main`` to its end within the bounds, then cancels what it left behind.
 
+        ``ended`` is called in between: what happens from then on is no part of the run.
         Raises `Deadlock` or `Exceeded`; whatever ``main`` raises passes through.
         """
         self._virtual.steps, self._virtual.now = 0, 0.0
@@ -105,6 +107,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         try:
             return self.run_until_complete(task)
         finally:
+            ended()
             self._sweep()
 
     def _sweep(self) -> None:

@@ -59,12 +59,10 @@ class Runner:
         engine = Engine(schedule, self.tokenizer, incremental=mode == INCREMENTAL)
         life = _Life(self, engine, schedule, mode)
         try:
-            self.loop.run(life.live())
+            self.loop.run(life.live(), life.end)
         except Halt as halt:
-            life.halted("hang", str(halt))
+            life.events.append(Halted(*life.place, "hang", str(halt)))
         finally:
-            life.session.record = lambda event: None  # what a stray task still does is not this run's
-            life.session.raise_flag = lambda: None
             self.front.attach(None)
         return History(schedule, mode, engine.prompt_ids, engine.eos, tuple(life.events))
 
@@ -82,16 +80,25 @@ class _Life:
         self.runner, self.engine, self.schedule, self.mode = runner, engine, schedule, mode
         self.target = runner.target
         self.events: list[Event] = []
-        self.session = Session(engine, self.events.append, self._raise_flag, self._overrun)
+        self.session = Session(engine, self.record, self._raise_flag, self._overrun)
         self.place = (0, 0)
-        self.stormed = False
+        self.stormed = self.over = False
         self._task: Any = None
 
+    def record(self, event: Event) -> None:
+        if not self.over:
+            self.events.append(event)
+
+    def end(self) -> None:
+        """From here on nothing is recorded: what a stray or cancelled task still does is not this run's."""
+        self.over = True
+
     def halted(self, kind: str, message: str) -> None:
-        self.events.append(Halted(*self.place, kind, message))
+        self.record(Halted(*self.place, kind, message))
 
     def _raise_flag(self) -> None:
-        self.target.set_abort(True)
+        if not self.over:
+            self.target.set_abort(True)
 
     def _overrun(self) -> None:
         self.stormed = True
@@ -177,9 +184,9 @@ class _Life:
                 samples[number] = self.target.round_trip(samples[number])
                 views[number] = self.target.view(samples[number])
         self.session.begin(index, number, plan)
-        self.events.append(Called(index, number, _copy(params), views[number]))
+        self.record(Called(index, number, _copy(params), views[number]))
         if plan.kind == "flag" and plan.after == 0:
-            self.events.append(Flagged(index, number, None))
+            self.record(Flagged(index, number, None))
             self._raise_flag()
         error: BaseException | None = None
         try:
@@ -188,6 +195,8 @@ class _Life:
         except (KeyboardInterrupt, Halt, CannotJudge):
             raise
         except BaseException as caught:  # SystemExit and CancelledError too: targets are other people's code
+            if self.over:  # the loop is cancelling what the run left behind
+                raise
             error = caught
         self.target.set_abort(False)
         if self.stormed:
@@ -202,10 +211,10 @@ class _Life:
         decoded = self._decoded(views[number])
         writes = self.target.writes()
         if error is None:
-            self.events.append(Returned(*place, views[number], _copy(params), decoded, others, writes))
+            self.record(Returned(*place, views[number], _copy(params), decoded, others, writes))
         else:
             name, text = type(error).__name__, str(error)[:300]
-            self.events.append(Raised(*place, name, text, views[number], _copy(params), decoded, others, writes))
+            self.record(Raised(*place, name, text, views[number], _copy(params), decoded, others, writes))
         return True
 
     def _decoded(self, view: SampleView) -> tuple[str, ...]:

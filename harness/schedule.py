@@ -183,7 +183,7 @@ def from_json(data: Any) -> Schedule:
     _integers(body, "chunks", 1, 1 << 20)
     if not all(isinstance(s, str) and s for s in _list(body, "stop")):
         raise ScheduleError("schedule.stop must hold non-empty strings")
-    if body.get("sglang", VERSIONS[0]) not in VERSIONS:
+    if body.get("sglang", VERSIONS[0]) not in list(VERSIONS):
         raise ScheduleError(f"schedule.sglang must be one of {', '.join(VERSIONS)}")
     if not isinstance(body.get("skip_special_tokens", False), bool):
         raise ScheduleError("schedule.skip_special_tokens must be true or false")
@@ -198,7 +198,7 @@ def from_json(data: Any) -> Schedule:
 def _attempt(data: Any, index: int) -> Attempt:
     where = f"schedule.attempts[{index}]"
     body = _object(data, Attempt, where)
-    if body.get("kind") not in KINDS:
+    if not isinstance(body.get("kind"), str) or body["kind"] not in KINDS:
         raise ScheduleError(f"{where}.kind must be one of {', '.join(KINDS)}")
     for name in ("after", "at"):
         _integer(body, name, 0, MAX_LENGTH, where=where)
@@ -206,7 +206,7 @@ def _attempt(data: Any, index: int) -> Attempt:
     _integer(body, "code", 400, 599, optional=True, where=where)
     if body["kind"] == "http" and body.get("code") is None:
         raise ScheduleError(f"{where}.code is needed for kind http")
-    if body["kind"] == "missing" and body.get("field") not in FIELDS:
+    if body["kind"] == "missing" and body.get("field") not in list(FIELDS):
         raise ScheduleError(f"{where}.field must be one of {', '.join(FIELDS)}")
     if not isinstance(body.get("field", ""), str) or not isinstance(body.get("round_trip", False), bool):
         raise ScheduleError(f"{where} has a field of the wrong type")
@@ -216,7 +216,7 @@ def _attempt(data: Any, index: int) -> Attempt:
 def _object(data: Any, cls: Any, where: str) -> dict[str, Any]:
     if not isinstance(data, Mapping):
         raise ScheduleError(f"{where} must be an object, not {type(data).__name__}")
-    unknown = sorted(set(data) - {f.name for f in fields(cls)})
+    unknown = sorted(set(data) - {f.name for f in fields(cls)}, key=str)
     if unknown:
         raise ScheduleError(f"{where} has an unknown field: {str(unknown[0])[:60]!r}")
     return dict(data)

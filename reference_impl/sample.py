@@ -92,8 +92,7 @@ class Sample:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able, as a rollout buffer stores it."""
-        data = {f.name: getattr(self, f.name) for f in fields(self)}
-        return data | {"status": self.status.value}
+        return {**self.__dict__, "status": self.status.value}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Sample:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.checkers import HOLDS, Case, Finding, Judgement
 from harness.checkers.trace import Exchange, Trace, Turn, response_ids
-from harness.history import ABORTED, COMPLETED, FAILED, PENDING, TRUNCATED, Raised, SampleView
+from harness.history import ABORTED, COMPLETED, FAILED, PENDING, TERMINAL, TRUNCATED, Raised, SampleView
 
 MEANING = {"length": TRUNCATED, "stop": COMPLETED, "abort": ABORTED}
 
@@ -16,14 +16,25 @@ def check(case: Case) -> Judgement:
             continue
         if turn.live:
             if turn.last is None:
-                continue  # no engine, nothing said: EXHAUSTED's, MAXIMAL's or the flag's affair
-            problem = _spoken(trace, turn, turn.last, turn.after)
+                problem = _unasked(trace, turn)
+                if problem is None:
+                    continue  # nothing was said: EXHAUSTED's or the flag's affair
+            else:
+                problem = _spoken(trace, turn, turn.last, turn.after)
         else:
             problem = _absorbed(turn, turn.after)
         judged = True
         if problem:
             return Finding(turn.index, problem, sample)
     return HOLDS if judged else None
+
+
+def _unasked(trace: Trace, turn: Turn) -> str | None:
+    """A sample with room left may not end without a word of the engine, but in its reserve below C (item 7)."""
+    view, room = turn.returned, trace.room(turn.entry.response_length)
+    if view is None or view.status not in TERMINAL or room <= 0 or turn.flagged or trace.near_limit():
+        return None
+    return f"{view.status} unasked, though {room} tokens may be had"
 
 
 def _absorbed(turn: Turn, after: SampleView) -> str | None:

@@ -67,7 +67,7 @@ class InprocFront:
             async def __aiter__(self) -> Any:
                 async for piece in self.session.send(self.reply):
                     yield piece
-                if self.reply.ending == "drop":
+                if self.reply.ending == "drop" and (self.reply.stream or self.reply.lost):
                     raise httpx.RemoteProtocolError(
                         "peer closed connection without sending complete message body (incomplete chunked read)",
                         request=self.request,

@@ -143,7 +143,7 @@ class Engine:
         if fault.kind == "drop-before" or (fault.kind == "close" and not stream):
             return Reply(None, stream, ending="drop", lost=place.fault("drop-before"))
         if fault.kind == "http":
-            return self._http_error(fault.code or 500, stream, place)
+            return self._http_error(fault.code or 500, place)
         try:
             ids, want, minimum = self._admit(body)
         except Refusal as refusal:
@@ -228,7 +228,7 @@ class Engine:
             stop_at = max(natural - max(start, 0), minimum, 0)
         count = min(room, stop_at + 1)
         stopped = stop_at < count
-        finish: dict[str, Any] | None = {"type": "length", "length": count}
+        finish: dict[str, Any] = {"type": "length", "length": count}
         if stopped and not (self.old and count == room):
             # A stop token exactly at the budget is "stop"; 0.5.9 says "length" (`stop_id_at_budget1`).
             finish = {"type": "stop", "matched": self.eos}
@@ -239,6 +239,8 @@ class Engine:
                 count, stopped = cut, stopped and cut > stop_at
                 queued = fault.kind in ("abort-queued", "abort-retracted")
                 finish = {"type": "abort", "message": "Abort in waiting queue" if queued else "Aborted"}
+                if not queued:
+                    finish |= {"status_code": None, "err_type": None}
         if fault.kind == "over-deliver" and not stopped:
             count, stopped = count + fault.after, False
             finish = {"type": "length", "length": count}
@@ -248,8 +250,9 @@ class Engine:
         if stopped:
             tokens = (*tokens[: count - 1], self.eos)
         probs = tuple(logprob(len(ids) + i, t) for i, t in enumerate(tokens))
+        matched = self.eos if stopped and finish["type"] != "length" else None
         mute = fault.kind == "missing" and fault.field in ("finish_reason", "meta_info")
-        return Answer(tokens, probs, finish, self.eos if stopped else None, fault.kind in FAULTY_ENGINE, mute)
+        return Answer(tokens, probs, finish, matched, fault.kind in FAULTY_ENGINE, mute)
 
     def _tokens(self, ids: Sequence[int], start: int, count: int, faithful: bool) -> tuple[int, ...]:
         if faithful:
@@ -276,6 +279,13 @@ class Engine:
             )
         return meta
 
+    def _last(self, meta: dict[str, Any], result: Answer) -> dict[str, Any]:
+        """What only a plain reply and a stream's last event say."""
+        meta["finish_reason"] = result.finish
+        if not self.old:
+            meta["weight_versions"] = [{"version": "default", "start": 0, "end": len(result.ids)}]
+        return meta
+
     def _event(
         self, body: dict[str, Any], meta: dict[str, Any], result: Answer, span: tuple[int, int], fault: Attempt
     ) -> bytes:
@@ -293,8 +303,12 @@ class Engine:
         ids = list(result.ids[delta_ids:last])
         if fault.kind == "lost-ids" and len(ids) > 0:
             ids = ids[:-1]
+        if self.old and self.incremental and first == last and fault.kind == "abort-retracted":
+            ids = list(result.ids[-1:])  # 0.5.9 says the last id once more (`pause_retract_then_abort_all`)
         event: dict[str, Any] = {
-            "text": self._text(result, delta_rest, last, params),
+            "text": self._text(result, last, params)[
+                len(self._text(result, delta_rest, params)) if delta_rest else 0 :
+            ],
             "output_ids": ids,
             "meta_info": meta,
         }
@@ -303,18 +317,19 @@ class Engine:
             meta.pop(fault.field, None)
         return json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode()
 
-    def _text(self, result: Answer, first: int, last: int, params: dict[str, Any]) -> str:
-        ids = result.ids[first:last]
-        trimmed = result.matched is not None and last == len(result.ids) and not params.get("no_stop_trim")
-        if trimmed and ids:  # stop ids stay in output_ids and leave the text (`stop_id_before_budget`)
-            ids = ids[:-1]
-        return decode(self.tokenizer, self.prompt_ids, ids, params.get("skip_special_tokens", True))
+    def _text(self, result: Answer, upto: int, params: dict[str, Any]) -> str:
+        """The text so far. In mid-stream an unfinished character is held back (`stream_logprob`)."""
+        ids = result.ids[:upto]
+        ended = upto == len(result.ids)
+        if ended and result.matched is not None and ids and not params.get("no_stop_trim"):
+            ids = ids[:-1]  # stop ids stay in output_ids and leave the text (`stop_id_before_budget`)
+        text = decode(self.tokenizer, self.prompt_ids, ids, params.get("skip_special_tokens", True))
+        return text if ended else text.rstrip("\ufffd")
 
     def _plain(self, body: dict[str, Any], ids: tuple[int, ...], result: Answer, fault: Attempt, place: Place) -> Reply:
         if fault.kind == "error-event":
-            return self._http_error(fault.code or 500, False, place)
-        meta = self._meta(place, fault, len(ids), result, len(result.ids))
-        meta["finish_reason"] = result.finish
+            return self._http_error(fault.code or 500, place)
+        meta = self._last(self._meta(place, fault, len(ids), result, len(result.ids)), result)
         data = self._event(body, meta, result, (0, len(result.ids)), fault)
         told = (self._told(place, result, 0, len(result.ids), last=True),)
         if fault.kind == "drop-inside":
@@ -368,8 +383,7 @@ class Engine:
                 return Reply(200, True, tuple(parts), lost=place.fault("close"))
             meta = self._meta(place, fault, len(ids), result, upto)
             if last:
-                meta["finish_reason"] = result.finish
-                meta["weight_versions"] = [{"version": "default", "start": 0, "end": upto}]
+                self._last(meta, result)
             data = b"data: " + self._event(body, meta, result, (first, upto), fault) + b"\n\n"
             if struck:
                 cut = min(fault.at, len(data) - 1)
@@ -385,17 +399,21 @@ class Engine:
         if stream and not refusal.bare:  # the gate's errors come as an event in a 200 stream
             event = self._error_event(refusal.status, place, refusal.message)
             return Reply(200, True, (event, _DONE))
+        if refusal.status == 500:
+            return Reply(500, False, (Part(b"Internal Server Error", (told,)),))
         error: Any = refusal.message if refusal.bare else {"message": refusal.message}
         return Reply(refusal.status, False, (Part(_json({"error": error}), (told,)),))
 
-    def _http_error(self, code: int, stream: bool, place: Place) -> Reply:
-        message = {400: "Bad request.", 429: "Too many requests.", 503: "Service unavailable."}.get(
-            code, "Internal Server Error"
-        )
-        told = (place.fault("http", code, message),)
-        if code == 500:  # `unknown_param` on 0.5.9: plain text
+    def _http_error(self, code: int, place: Place) -> Reply:
+        message = {400: "Bad request.", 429: "Too many requests.", 503: "Service unavailable."}.get(code)
+        told = (place.fault("http", code, message or "Internal Server Error"),)
+        if message is None:  # `unknown_param` on 0.5.9: plain text
             return Reply(code, False, (Part(b"Internal Server Error", told),))
-        return Reply(code, False, (Part(_json({"error": {"message": message}}), told),))
+        if code == 400:
+            return Reply(code, False, (Part(_json({"error": {"message": message}}), told),))
+        # The shape of `queue_full`; a 429 was never recorded and is taken to look alike.
+        body = {"object": "error", "message": message, "type": str(code), "param": None, "code": code}
+        return Reply(code, False, (Part(_json(body), told),))
 
     def _error_event(self, code: int | None, place: Place, message: str = "Internal error.") -> Part:
         error: dict[str, Any] = {"message": message}
@@ -411,7 +429,7 @@ class Engine:
             return Reply(503, False, (Part(_json(data), (place.fault("http", 503, message),)),))
         finish = {"type": "abort", "status_code": 503, "message": message}
         result = Answer((), (), finish, None, False)
-        meta = self._meta(place, Attempt(), prompt, result, 0) | {"finish_reason": finish}
+        meta = self._last(self._meta(place, Attempt(), prompt, result, 0), result)
         for name in ("prompt_tokens", "cached_tokens", "num_retractions", "total_retractions"):
             meta.pop(name, None)
         data_ = b"data: " + self._event(body, meta, result, (0, 0), Attempt()) + b"\n\n"

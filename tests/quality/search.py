@@ -1,0 +1,80 @@
+"""Draws schedules and lets every checker judge a client on them: what the tests of this package share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from functools import lru_cache
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import seed as seeded
+from hypothesis import strategies as st
+
+from harness.checkers import RULE_IDS, Case, Finding, checker
+from harness.history import INCREMENTAL, PLAIN, STREAM, History
+from harness.runner import Runner
+from harness.schedule import Schedule
+from harness.strategies import schedules
+from harness.targets.function import FunctionTarget
+
+CHECKERS = {rule: checker(rule) for rule in RULE_IDS}
+BATCH = 20
+
+
+@lru_cache(maxsize=16)
+def drawn(seed: int, count: int, *, faulty: bool = False) -> tuple[Schedule, ...]:
+    """``count`` schedules, the same for the same seed.
+
+    They are drawn in lists: of every six examples Hypothesis mutates five from the
+    one before, and as many schedules drawn one by one are a sixth as many ideas.
+    """
+    found: dict[Schedule, None] = {}
+
+    @seeded(seed)
+    @settings(
+        max_examples=9,  # there are no mutations among the first ten
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.lists(schedules(faulty=faulty), min_size=BATCH, max_size=BATCH))
+    def draw(batch: list[Schedule]) -> None:
+        found.update(dict.fromkeys(batch))
+
+    draw()
+    more = iter(range(1000 * seed + 1000, 1000 * seed + 2000))
+    while len(found) < count:
+        seeded(next(more))(draw)()
+    return tuple(found)[:count]
+
+
+def modes_of(target: FunctionTarget) -> tuple[str, ...]:
+    """The modes a function target runs in; a streaming function meets both kinds of stream."""
+    return tuple(m for m in (PLAIN, STREAM, INCREMENTAL) if (PLAIN if m == PLAIN else STREAM) in target.modes)
+
+
+def judge(
+    runner: Runner, schedule: Schedule, modes: tuple[str, ...], rules: tuple[str, ...] = RULE_IDS
+) -> Iterator[tuple[str, str, Finding]]:
+    """Every finding of every rule, as (mode, rule, finding)."""
+    histories = {mode: runner.run(schedule, mode) for mode in modes}
+    for mode in modes:
+        baseline: History | None = None
+        if "RESUME-EQ" in rules and schedule.attempts:
+            baseline = runner.run(schedule.uninterrupted(), mode)
+        case = Case(mode, histories, baseline)
+        for rule in rules:
+            finding = CHECKERS[rule](case)
+            if isinstance(finding, Finding):
+                yield mode, rule, finding
+
+
+def findings(target: FunctionTarget, among: tuple[Schedule, ...]) -> list[str]:
+    """What any rule says of the target on any of the schedules, one line each."""
+    modes = modes_of(target)
+    with closing(Runner(target)) as runner:
+        return [
+            f"{rule} in {mode}, call {finding.attempt}: {finding.message} | {schedule}"
+            for schedule in among
+            for mode, rule, finding in judge(runner, schedule, modes)
+        ]
