@@ -8,13 +8,11 @@ process, and only then called invalid.
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import spec
 from harness import corpus
@@ -141,16 +139,14 @@ class _Search:
         self.skipped = 0
 
     def run(self) -> None:
-        from harness.strategies import schedules
-
         known = [
             e.schedule for e in corpus.load() if self.options.profile != "quick" or e.schedule.budget <= QUICK_BUDGET
         ]
         for done, entry in enumerate(known):
             self.tell(Progress(self.engine, "corpus", done, len(known)))
             self._observe(entry)
-        self._explore("drawn", schedules(), self._count(False))
-        self._explore("faulty engine", schedules(faulty=True), self._count(True))
+        self._explore("drawn", faulty=False)
+        self._explore("faulty engine", faulty=True)
         if any(tally.broken is not None for tally in self.tallies.values()):
             fresh = self.worker.twin()
             fresh.launch()  # loads while this one shrinks
@@ -233,17 +229,13 @@ class _Search:
 
     # searching
 
-    def _explore(self, phase: str, strategy: Any, count: int) -> None:
-        done = 0
+    def _explore(self, phase: str, *, faulty: bool) -> None:
+        from harness.strategies import drawn
 
-        def observe(schedule: Schedule) -> bool:
-            nonlocal done
+        count = self._count(faulty)
+        for done, schedule in enumerate(drawn(count, self.options.seed, faulty=faulty)):
             self.tell(Progress(self.engine, phase, done, count))
-            done += 1
             self._observe(schedule)
-            return False
-
-        _draw(strategy, observe, count, self.options.seed)
 
     def _breaks(self, key: _Key, schedule: Schedule) -> Finding | None:
         """The finding of a rule on a schedule, if it is broken there."""
@@ -329,20 +321,3 @@ def applies(rule: str, mode: str, modes: tuple[str, ...]) -> bool:
     if mode not in spec.RULES[rule].modes:
         return False
     return rule != "MODE-EQ" or modes.index(mode) > 0
-
-
-def _draw(strategy: Any, use: Callable[[Schedule], bool], count: int, seed: int) -> None:
-    """Hands ``count`` drawn schedules to ``use``, which returns False; the same ones for the same seed."""
-    from hypothesis import HealthCheck, Phase, Verbosity, find, settings
-    from hypothesis.errors import NoSuchExample
-
-    config = settings(
-        max_examples=count,
-        database=None,
-        deadline=None,
-        phases=(Phase.generate,),
-        suppress_health_check=list(HealthCheck),
-        verbosity=Verbosity.quiet,
-    )
-    with suppress(NoSuchExample):
-        find(strategy, use, settings=config, random=random.Random(seed))

@@ -142,7 +142,7 @@ class _Life:
             schedule.prompt,
             (*prompt, *ids),
             len(ids),
-            self.runner.tokenizer.decode(ids, skip_special_tokens=False),
+            self.runner.tokenizer.decode(ids, skip_special_tokens=schedule.skip_special_tokens),
             tuple(logprob(len(prompt) + i, t) for i, t in enumerate(ids)),
             images,
         )

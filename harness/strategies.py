@@ -7,9 +7,14 @@ resume; up to four `FEATURES` come on top.
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
+from hypothesis import HealthCheck, Phase, Verbosity, find, settings
 from hypothesis import strategies as st
+from hypothesis.errors import NoSuchExample
 
 from harness.schedule import FIELDS, VERSIONS, Attempt, Schedule
 
@@ -69,7 +74,8 @@ CONFORMING = (
 FAULTY = ("over-deliver", "missing", "lost-ids", "abort")
 
 FEATURES: dict[str, st.SearchStrategy[dict[str, Any]]] = {
-    "context": st.builds(lambda n: {"context": n}, st.integers(0, 16)),
+    # Drawn as room beyond the prompt; the larger budgets let a limit outside the engine's reserve bind.
+    "context": st.builds(lambda n, b: {"context": n, "more": b}, st.integers(0, 20), st.sampled_from((0, 0, 8, 16))),
     "preload": st.builds(lambda n: {"preload": n}, st.integers(1, 12)),
     "shared": st.builds(lambda n: {"samples": n}, st.just(2)),
     "images": st.builds(lambda n: {"images": n}, st.integers(1, 2)),
@@ -106,8 +112,9 @@ def schedules(draw: st.DrawFn, *, faulty: bool = False) -> Schedule:
     }
     for feature in draw(_FEATURES):
         given |= feature
-    if "context" in given:  # drawn as room beyond the prompt, so that the limit is met
+    if "context" in given:
         given["context"] += len(given["prompt"])
+        given["budget"] += given.pop("more")
     if "min_new_tokens" in given:  # a minimum above the budget would be the caller's own mistake
         given["min_new_tokens"] = min(given["min_new_tokens"], given["budget"])
     return Schedule(**given)
@@ -115,3 +122,43 @@ def schedules(draw: st.DrawFn, *, faulty: bool = False) -> Schedule:
 
 _ATTEMPTS = st.lists(attempts(CONFORMING), min_size=1, max_size=4)
 _FAULTY_ATTEMPTS = st.lists(attempts(FAULTY), min_size=1, max_size=3)
+
+BATCH, BATCHES = 20, 9
+_CONFIG = settings(
+    max_examples=BATCHES,
+    database=None,
+    deadline=None,
+    phases=(Phase.generate,),
+    suppress_health_check=list(HealthCheck),
+    verbosity=Verbosity.quiet,
+)
+
+
+def drawn(count: int, seed: int, *, faulty: bool = False) -> Iterator[Schedule]:
+    """``count`` different schedules, the same for the same seed.
+
+    They are drawn in lists, a few lists at a time: behind its tenth example
+    Hypothesis mutates five for each it draws anew, which serves coverage-guided
+    search and here gives near-duplicates (a sixth as many ideas, measured).
+    """
+    batches = st.lists(schedules(faulty=faulty), min_size=BATCH, max_size=BATCH)
+    seen: set[Schedule] = set()
+    part = 0
+    while len(seen) < count:
+        found: list[Schedule] = []
+
+        def collect(batch: list[Schedule], into: list[Schedule] = found) -> bool:
+            into.extend(batch)
+            return False
+
+        with suppress(NoSuchExample):
+            find(batches, collect, settings=_CONFIG, random=_random(seed, part))
+        for schedule in found:
+            if schedule not in seen and len(seen) < count:
+                seen.add(schedule)
+                yield schedule
+        part += 1
+
+
+def _random(seed: int, part: int) -> random.Random:
+    return random.Random(seed * 1_000_003 + part)

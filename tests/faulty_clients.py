@@ -1001,7 +1001,7 @@ FAULTS: tuple[Fault, ...] = (
         "PREFIX",
         "ls1intum/edutelligence#853",
         kinds=STOPPED,
-        also="MAXIMAL PARAMS RESUME-EQ MODE-EQ",
+        also="MAXIMAL PARAMS RESUME-EQ MODE-EQ STATUS",
     ),
     _fault(
         "images_as_text_again",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from harness.checkers import HOLDS, Case, Finding, Judgement
-from harness.checkers.trace import RESERVE
 
 
 def check(case: Case) -> Judgement:
@@ -12,7 +11,7 @@ def check(case: Case) -> Judgement:
         for exchange in turn.exchanges:
             kept = trace.kept_at(turn, exchange)
             room, length = trace.room(kept), trace.prompt + kept
-            if trace.context is not None and length >= trace.context - RESERVE:
+            if trace.in_reserve(kept):
                 continue  # item 7: how much is asked in the engine's reserve is not judged
             if exchange.asked is None or room <= 0:
                 continue

@@ -7,7 +7,7 @@ sample where the transport does (spec/README.md, item 3).
 from __future__ import annotations
 
 from harness.checkers import HOLDS, Case, Finding, Judgement, halt
-from harness.checkers.resume_eq import difference, final
+from harness.checkers.resume_eq import difference, final, went_past_stop
 from harness.checkers.trace import Trace
 from harness.history import FAILED
 from harness.schedule import TRANSPORT
@@ -24,6 +24,8 @@ def check(case: Case) -> Judgement:
         return _every_attempt(trace, other, name)
     if trace.schedule.min_new_tokens or trace.near_limit() or other.near_limit():
         return None  # as RESUME-EQ: one mode resumes where the other begins again
+    if went_past_stop(trace) or went_past_stop(other):
+        return None
     after, expected = final(trace), final(other)
     if after is None or expected is None or FAILED in (after.status, expected.status):
         return None

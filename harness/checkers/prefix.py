@@ -29,6 +29,8 @@ def check(case: Case) -> Judgement:
 
 def _input(trace: Trace, turn: Turn, exchange: Exchange, before: tuple[Exchange, ...]) -> str | None:
     ids, entry = exchange.request.input_ids, response_ids(turn.entry)
+    if exchange.request.images != trace.schedule.images:
+        return f"the request carries {exchange.request.images} of {trace.schedule.images} images"
     if ids is None:
         images_at_start = exchange.request.images > 0 and exchange.request.text == turn.entry.prompt
         return None if images_at_start else "the request carries text, not the ids"
@@ -53,18 +55,21 @@ def _kept(trace: Trace, turn: Turn, after: SampleView) -> str | None:
     if not kept or (kept == entry and _same(after.logprobs, turn.entry.logprobs, len(kept))):
         return None
     close = None
+    # What a request may have gone on from: the sample at the start, or what came earlier in this call.
+    known = [(entry, turn.entry.logprobs or ())]
     for exchange in turn.exchanges:
         base = _base(trace, turn, exchange)
+        before = [probs[: len(base)] for ids, probs in known if ids[: len(base)] == base] or [()]
         grown = base + exchange.ids
+        known += [(grown, probs + exchange.logprobs) for probs in before]
         if grown[: len(kept)] != kept or len(kept) < len(base):
             continue
         if after.logprobs is None or len(after.logprobs) != len(kept):
             return None  # ALIGN's to say
-        probs = (turn.entry.logprobs or ())[: len(base)] + exchange.logprobs
-        if turn.entry.logprobs is None and base:
+        if turn.entry.logprobs is None and entry and base:
             return None
-        if after.logprobs == probs[: len(kept)]:
-            return None
+        if any(after.logprobs == (probs + exchange.logprobs)[: len(kept)] for probs in before):
+            return None if trace.room(len(kept)) <= 0 else _torn(trace, exchange, len(kept) - len(base))
         close = "the logprobs are not those that were delivered"
     if close:
         return close
@@ -73,6 +78,18 @@ def _kept(trace: Trace, turn: Turn, after: SampleView) -> str | None:
     if entry and turn.exchanges and not _base(trace, turn, turn.exchanges[-1]):
         return f"the request leaves out what stays on the sample ({len(entry)} tokens)"
     return f"keeps {len(kept)} tokens that no request brought together"
+
+
+def _torn(trace: Trace, exchange: Exchange, count: int) -> str | None:
+    """Of a plain reply, or of an event, all tokens are kept or none; but for a last stop token (item 6).
+
+    Not asked of a sample that is full: what goes beyond its budget is cut.
+    """
+    if trace.schedule.faulty_engine or count in (0, *exchange.ends):
+        return None
+    if exchange.ids[count:] == (trace.history.eos,):
+        return None
+    return f"keeps {count} of {len(exchange.ids)} tokens, which did not come apart there"
 
 
 def _base(trace: Trace, turn: Turn, exchange: Exchange) -> tuple[int, ...]:

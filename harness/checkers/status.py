@@ -31,8 +31,9 @@ def check(case: Case) -> Judgement:
 
 def _unasked(trace: Trace, turn: Turn) -> str | None:
     """A sample with room left may not end without a word of the engine, but in its reserve below C (item 7)."""
-    view, room = turn.returned, trace.room(turn.entry.response_length)
-    if view is None or view.status not in TERMINAL or room <= 0 or turn.flagged or trace.near_limit():
+    view, kept = turn.returned, turn.entry.response_length
+    room = trace.room(kept)
+    if view is None or view.status not in TERMINAL or room <= 0 or turn.flagged or trace.in_reserve(kept):
         return None
     return f"{view.status} unasked, though {room} tokens may be had"
 

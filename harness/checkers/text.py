@@ -21,7 +21,7 @@ def check(case: Case) -> Judgement:
         if not isinstance(outcome, Returned | Raised) or not turn.exchanges:
             continue
         view = outcome.view
-        if len(view.tokens) - trace.prompt != view.response_length:
+        if (len(view.tokens) - trace.prompt if view.tokens else 0) != view.response_length:
             continue  # which tokens are the response is unclear: ALIGN's to say
         judged = True
         if not any(same_text(view.response, d) for d in outcome.decoded or ("",)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 from harness.history import (
@@ -39,7 +40,8 @@ class Exchange:
     finish: str | None
     status_code: int | None
     fault: Faulted | None
-    events: int
+    ends: tuple[int, ...]
+    """How many ids there were after each event; of a plain reply one number."""
 
     @property
     def asked(self) -> int | None:
@@ -118,7 +120,7 @@ class Trace:
         views: dict[int, SampleView] = {}
         events = self.history.events
         starts = [i for i, e in enumerate(events) if isinstance(e, Called)]
-        for begin, end in zip(starts, [*starts[1:], len(events)], strict=True):
+        for begin, end in zip(starts, [*starts, len(events)][1:], strict=True):
             called = events[begin]
             assert isinstance(called, Called)
             known = {n: v for n, v in views.items() if n != called.sample}
@@ -170,17 +172,17 @@ class Trace:
             return len(rest)
         return turn.entry.response_length
 
+    def in_reserve(self, kept: int) -> bool:
+        """Whether an input with ``kept`` response tokens falls into the engine's reserve below C."""
+        return self.context is not None and self.prompt + kept >= self.context - RESERVE
+
     def near_limit(self) -> bool:
-        """Whether a request came into the engine's reserve below C, where its answers are its own affair."""
-        if self.context is None:
-            return False
-        lengths = (
-            self.prompt + self.kept_at(t, e) if e.request.input_ids is None else len(e.request.input_ids)
-            for t in self.turns
-            for e in t.exchanges
+        """Whether a call came into the engine's reserve below C, where its answers are its own affair."""
+        return any(
+            self.in_reserve(kept)
+            for turn in self.turns
+            for kept in (turn.entry.response_length, *(self.kept_at(turn, e) for e in turn.exchanges))
         )
-        entries = (self.prompt + t.entry.response_length for t in self.turns)
-        return any(n >= self.context - RESERVE for n in (*lengths, *entries))
 
 
 def _exchange(request: Requested, told: list[Delivered], fault: Faulted | None) -> Exchange:
@@ -192,5 +194,5 @@ def _exchange(request: Requested, told: list[Delivered], fault: Faulted | None) 
         end.finish if end else None,
         end.status_code if end else None,
         fault,
-        len(told),
+        tuple(accumulate(len(d.ids) for d in told)),
     )

@@ -6,46 +6,20 @@ from collections.abc import Iterator
 from contextlib import closing
 from functools import lru_cache
 
-from hypothesis import HealthCheck, given, settings
-from hypothesis import seed as seeded
-from hypothesis import strategies as st
-
+from harness import strategies
 from harness.checkers import RULE_IDS, Case, Finding, checker
 from harness.history import INCREMENTAL, PLAIN, STREAM, History
 from harness.runner import Runner
 from harness.schedule import Schedule
-from harness.strategies import schedules
 from harness.targets.function import FunctionTarget
 
 CHECKERS = {rule: checker(rule) for rule in RULE_IDS}
-BATCH = 20
 
 
 @lru_cache(maxsize=16)
 def drawn(seed: int, count: int, *, faulty: bool = False) -> tuple[Schedule, ...]:
-    """``count`` schedules, the same for the same seed.
-
-    They are drawn in lists: of every six examples Hypothesis mutates five from the
-    one before, and as many schedules drawn one by one are a sixth as many ideas.
-    """
-    found: dict[Schedule, None] = {}
-
-    @seeded(seed)
-    @settings(
-        max_examples=9,  # there are no mutations among the first ten
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(st.lists(schedules(faulty=faulty), min_size=BATCH, max_size=BATCH))
-    def draw(batch: list[Schedule]) -> None:
-        found.update(dict.fromkeys(batch))
-
-    draw()
-    more = iter(range(1000 * seed + 1000, 1000 * seed + 2000))
-    while len(found) < count:
-        seeded(next(more))(draw)()
-    return tuple(found)[:count]
+    """``count`` schedules as a check draws them, the same for the same seed."""
+    return tuple(strategies.drawn(count, seed, faulty=faulty))
 
 
 def modes_of(target: FunctionTarget) -> tuple[str, ...]:

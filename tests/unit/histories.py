@@ -72,6 +72,8 @@ class Ask:
     params: Mapping[str, Any] = field(default_factory=dict)
     logprobs: tuple[float, ...] | None = None
     asks_logprobs: bool = True
+    each: bool = False
+    """Every token comes in an event of its own, the finish with the last."""
 
 
 class Life:
@@ -134,7 +136,12 @@ class Life:
         if probs is None:
             probs = tuple(probability(len(kept) + i) for i in range(len(ask.got)))
         if ask.got or ask.finish:
-            self.events.append(Delivered(*place, ask.got, probs, ask.finish, ask.status_code))
+            size = 1 if ask.each else max(len(ask.got), 1)
+            for start in range(0, max(len(ask.got), 1), size):
+                end = start + size
+                last = end >= len(ask.got)
+                finish, status_code = (ask.finish, ask.status_code) if last else (None, None)
+                self.events.append(Delivered(*place, ask.got[start:end], probs[start:end], finish, status_code))
         if ask.fault:
             self.events.append(Faulted(*place, ask.fault, ask.code, ask.message))
 

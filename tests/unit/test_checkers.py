@@ -223,8 +223,25 @@ def test_PREFIX_is_broken_by_tokens_of_two_requests() -> None:
 
 
 def test_PREFIX_allows_a_prefix_of_what_came() -> None:
-    life = Life(mode=STREAM, budget=4).call(Ask(4, (5, 6), fault="close"), after=view((5,)))
+    life = Life(mode=STREAM, budget=4).call(Ask(4, (5, 6), fault="close", each=True), after=view((5,)))
     assert judge("PREFIX", life) is HOLDS
+
+
+def test_PREFIX_is_broken_by_a_part_of_what_came_together() -> None:
+    life = Life(budget=4).call(Ask(4, (5, 6), "abort"), after=view((5,)))
+    assert "keeps 1 of 2 tokens" in problem("PREFIX", life)
+    life = Life(mode=STREAM, budget=4).call(Ask(4, (5, 6), fault="close"), after=view((5,)))
+    assert "keeps 1 of 2 tokens" in problem("PREFIX", life)
+
+
+def test_PREFIX_allows_a_last_stop_token_to_be_dropped_item_6() -> None:
+    life = Life(budget=4).call(Ask(4, (5, EOS), "stop"), after=view((5,), COMPLETED))
+    assert judge("PREFIX", life) is HOLDS
+
+
+def test_PREFIX_is_broken_by_missing_images() -> None:
+    life = Life(budget=4, images=1).call(Ask(4, (5, 6), "length"), after=view((5, 6)))
+    assert "0 of 1 images" in problem("PREFIX", life)
 
 
 def test_PREFIX_allows_a_restart_that_drops_all() -> None:
