@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Protocol
 
 from harness.engines.sglang import Engine, Part, Place, Reply
@@ -64,24 +64,34 @@ class Session:
 
         Ends early once the client is ``gone``. After the abort flag, and before a
         broken connection, the client gets the loop until it is idle (one tick of
-        virtual time), so it sees every event that was sent before. Otherwise
-        events may reach it together, as they do on a network.
+        virtual time), so it sees every event that was sent before.
         """
-        for part in reply.parts:
+        for parts in self._together(reply.parts):
             if gone():
                 return
-            pieces = _pieces(part.data, self.split)
+            pieces = _pieces(b"".join(part.data for part in parts), self.split)
             for piece in pieces[:-1]:
                 yield piece
                 await asyncio.sleep(0)
-            self.told(part)
+            for part in parts:
+                self.told(part)
             if pieces:
                 yield pieces[-1]
-            if part.flag:
+            if parts[-1].flag:
                 await asyncio.sleep(TICK_S)
         self.ended(reply)
         if reply.ending == "drop" and reply.parts:
             await asyncio.sleep(TICK_S)
+
+    def _together(self, parts: tuple[Part, ...]) -> Sequence[tuple[Part, ...]]:
+        """Parts by network segment: one each where the schedule splits them or a flag comes between.
+
+        Otherwise the first comes alone and the rest at once: a client must neither
+        wait for more than an event nor take a segment for an event.
+        """
+        if self.split or any(part.flag for part in parts):
+            return [(part,) for part in parts]
+        return [group for group in (parts[:1], parts[1:]) if group]
 
     def told(self, part: Part) -> None:
         for event in part.tells:
@@ -141,7 +151,7 @@ def _pieces(data: bytes, size: int) -> list[bytes]:
         return []
     if size <= 0 or size >= len(data):
         return [data]
-    size = max(size, len(data) // 64)  # more segments than this teach nothing and cost time
+    size = max(size, len(data) // 12)  # more segments than this teach nothing and cost time
     return [data[i : i + size] for i in range(0, len(data), size)]
 
 
