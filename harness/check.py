@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 
 import spec
 from harness import corpus
 from harness.checkers import HOLDS, RULE_IDS, Case, Finding, checker, halt
-from harness.history import INCREMENTAL, PLAIN, STREAM, History
+from harness.history import INCREMENTAL, PLAIN, STREAM, TERMINAL, Halted, History, Raised, Requested
 from harness.isolation import RUN_LIMIT_S, Ready, Worker
 from harness.schedule import Schedule
 from harness.shrink import shrink, size
@@ -75,18 +76,29 @@ def check(options: Options, tell: Callable[[Progress], None] = lambda progress: 
     begin, ready, complete = time.monotonic(), Ready("", (), {}, ()), True
     results: list[Result] = []
     for engine in options.engines:
-        with Worker(options.target, engine, options.tokenizer, run_limit_s=options.run_limit_s) as worker:
-            ready = worker.ready
-            modes = _modes(ready, options.modes)
-            search = _Search(worker, modes, options, engine, tell)
-            try:
-                search.run()
-            except KeyboardInterrupt:
-                complete = False
-            results += search.results(complete)
+        try:
+            with Worker(options.target, engine, options.tokenizer, run_limit_s=options.run_limit_s) as worker:
+                ready = worker.ready
+                search = _Search(worker, _modes(ready, options.modes), options, engine, tell)
+                try:
+                    search.run()
+                except KeyboardInterrupt:
+                    complete = False
+                results += search.results(complete)
+        except CannotJudge as error:
+            if engine == options.engines[-1] and not results:
+                raise
+            results += _nothing(options, engine, str(error))
         if not complete:
             break
     return Report(ready, options, tuple(results), time.monotonic() - begin, complete)
+
+
+def _nothing(options: Options, engine: str, reason: str) -> Iterator[Result]:
+    """An engine on which the target cannot be judged leaves every rule unknown there."""
+    for rule in options.rules or RULE_IDS:
+        mode = (options.modes or spec.RULES[rule].modes)[0]
+        yield Result(rule, spec.RULES[rule].level, mode, engine, UNKNOWN, 0, f"engine {engine}: {reason}")
 
 
 def _modes(ready: Ready, wanted: tuple[str, ...] | None) -> tuple[str, ...]:
@@ -145,6 +157,10 @@ class _Search:
         for done, entry in enumerate(known):
             self.tell(Progress(self.engine, "corpus", done, len(known)))
             self._observe(entry)
+        if not any(
+            isinstance(e, Requested) for h in self._histories.values() if isinstance(h, History) for e in h.events
+        ):
+            raise CannotJudge(self._silent())
         self._explore("drawn", faulty=False)
         self._explore("faulty engine", faulty=True)
         if any(tally.broken is not None for tally in self.tallies.values()):
@@ -153,6 +169,20 @@ class _Search:
             with closing(fresh):
                 self._shrink()
                 self._confirm(fresh)
+
+    def _silent(self) -> str:
+        """Why no request came in, for one line."""
+        name = self.worker.ready.name
+        for run in self._histories.values():
+            if isinstance(run, CannotJudge) and not run.not_applicable:
+                return str(run)
+        events = [e for run in self._histories.values() if isinstance(run, History) for e in run.events]
+        raised = (
+            f": {e.error}: {e.message}" for e in events if isinstance(e, Raised) and e.view.status not in TERMINAL
+        )
+        halted = (f": {e.kind}: {e.message}" for e in events if isinstance(e, Halted))
+        said = next(chain(raised, halted), "")
+        return f"no request of {name} reached the engine {self.engine}{said}"
 
     def _count(self, faulty: bool) -> int:
         count = PROFILES[self.options.profile]

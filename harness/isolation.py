@@ -29,7 +29,7 @@ from harness.targets.spec import TargetSpec
 LOAD_LIMIT_S = 60.0
 RUN_LIMIT_S = 20.0
 MAX_REPLY = 1 << 28  # bytes; a history of the longest schedule allowed is far below
-MAX_RESTARTS = 20
+MAX_RESTARTS = 3  # each may have cost RUN_LIMIT_S
 
 
 class HarnessFault(Exception):
@@ -107,7 +107,9 @@ class Worker:
         """The history of a run. Raises CannotJudge or HarnessFault."""
         if self._process is None:
             if self._restarts >= MAX_RESTARTS:
-                raise CannotJudge(f"{self.ready.name} ended its process {MAX_RESTARTS} times; giving up")
+                raise CannotJudge(
+                    f"{self.ready.name} hung or left its process {MAX_RESTARTS + 1} times; no more schedules are run"
+                )
             self._restarts += 1
             self.start()
         self._send({"schedule": schedule.to_json(wanted), "mode": mode})

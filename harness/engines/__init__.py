@@ -17,6 +17,8 @@ from harness.history import Delivered, Event, Faulted, Flagged, Requested
 from harness.schedule import Attempt
 
 HOST = "127.0.0.1"
+NOBODY = 1
+"""The port of fronts without a socket: a client that gets past them must not meet a server that really runs."""
 TICK_S = 0.001
 MAX_REQUESTS = 200
 """Requests of one attempt after which the engine answers no more: a client that goes on has no bound."""

@@ -14,13 +14,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from harness.engines import HOST, Session, content_type
+from harness.engines import HOST, NOBODY, Session, content_type
 from harness.engines.web import Handler
 
 
 class InprocFront:
     name = "inproc"
-    host, port = HOST, 30000
+    host, port = HOST, NOBODY
     cannot: frozenset[str] = frozenset()
     sockets = False
 

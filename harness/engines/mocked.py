@@ -21,7 +21,7 @@ from aiohttp.client_proto import ResponseHandler
 from aioresponses import CallbackResult, aioresponses
 from yarl import URL
 
-from harness.engines import HOST, Session, content_type
+from harness.engines import HOST, NOBODY, Session, content_type
 
 _WANTS_WRITER = "stream_writer" in inspect.signature(ClientResponse.__init__).parameters
 
@@ -43,7 +43,7 @@ class _Response(ClientResponse):
 
 class AioresponsesFront:
     name = "aioresponses"
-    host, port = HOST, 30001
+    host, port = HOST, NOBODY
     cannot = frozenset({"drop-inside", "drop-after", "flag"})
     sockets = False
 
