@@ -58,6 +58,8 @@ class _VirtualSelector(selectors.BaseSelector):
             if ready:
                 return ready
         if timeout is None:
+            if not self.sockets and len(self._real.get_map()) > 1:  # more than the loop's own pipe
+                raise Deadlock("it waits on a socket, which this engine has none of (try --engine loopback)")
             raise Deadlock("it waits for something that can never happen")
         self.now += max(timeout, 0.0)
         return []
