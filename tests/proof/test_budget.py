@@ -45,7 +45,7 @@ def proved(claim: Any) -> None:
 def claims(allowance: Any, context: Any) -> dict[str, Any]:
     """What is claimed of an allowance function, by rule; ``context`` is C, or None for an unknown limit."""
     m = allowance(B, context, P, r)
-    kept = z3.And(SIZES, 0 <= k, k <= clip(g, m))
+    kept = z3.And(SIZES, k >= 0, k <= clip(g, m))
     fits = z3.BoolVal(True) if context is None else P + r + more <= C
     room = B - r if context is None else z3.If(B - r <= C - P - r, B - r, C - P - r)
     found = {
@@ -79,7 +79,7 @@ def test_any_number_of_attempts_stays_within_the_budget() -> None:
     """[BUDGET] by induction over attempts: it holds at the start, and every attempt keeps it."""
     m = symbolic(budget.allowance)(B, C, P, r)
     start = z3.Implies(z3.And(SIZES, r == 0), r <= B)
-    step = z3.Implies(z3.And(SIZES, r <= B, 0 <= k, k <= clip(g, m)), z3.And(0 <= r + k, r + k <= B))
+    step = z3.Implies(z3.And(SIZES, r <= B, k >= 0, k <= clip(g, m)), z3.And(r + k >= 0, r + k <= B))
     proved(start)
     proved(step)
 
