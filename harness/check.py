@@ -8,6 +8,7 @@ process, and only then called invalid.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -31,6 +32,9 @@ PROFILES = {"quick": 60, "ci": 300, "deep": 20_000}
 
 QUICK_BUDGET = 1_000
 """Corpus entries with larger budgets (an issue's own numbers) cost a second and are left to the longer profiles."""
+
+CONFIRMATIONS = 2
+"""Times a counterexample must fail again in a fresh process: a client may fail every other time."""
 
 MODE_SETS = {"plain": (PLAIN,), "stream": (STREAM,), "incremental": (INCREMENTAL,), "both": (PLAIN, STREAM)}
 COMPARES_MODES = ("MODE-EQ", "RETRY")
@@ -290,18 +294,22 @@ class _Search:
             self.tell(Progress(self.engine, "shrinking", number, len(failing)))
             schedule = self.tallies[key].broken
             assert schedule is not None
-            smallest = next((s for s in self._smallest(key) if self._is_broken(key, s)), None)
-            if smallest is None:
-                smallest = shrink(schedule, partial(self._is_broken, key))
+            smallest = self._same_fault(key, schedule) or shrink(schedule, partial(self._is_broken, key))
             finding, run = self._breaks(key, smallest), self._history(smallest, key[1])
             if finding is not None and isinstance(run, History):
                 self.found[key] = Counterexample(smallest, finding, run)
             else:
                 self.flaky[key] = f"flaky: it failed once on [{schedule}] and then did not"
 
-    def _smallest(self, key: _Key) -> list[Schedule]:
-        """What the same rule was shrunk to in other modes."""
-        return [found.schedule for (rule, _, faulty), found in self.found.items() if (rule, faulty) == (key[0], key[2])]
+    def _same_fault(self, key: _Key, schedule: Schedule) -> Schedule | None:
+        """What the rule was shrunk to in another mode, if it says the same there, here, and here of ``schedule``."""
+        mine = self._breaks(key, schedule)
+        for (rule, _, faulty), known in self.found.items():
+            if mine is not None and (rule, faulty) == (key[0], key[2]):
+                here = self._breaks(key, known.schedule)
+                if here is not None and _kind(mine) == _kind(here) == _kind(known.finding):
+                    return known.schedule
+        return None
 
     def _known(self, key: _Key) -> bool:
         """On a faulty engine nothing is said of a rule that is broken on a conforming one."""
@@ -313,12 +321,13 @@ class _Search:
         fresh.wait()
         self.worker.close()
         self.worker = fresh
-        self._histories.clear()
         for key, example in list(self.found.items()):
-            finding = self._breaks(key, example.schedule)
-            if finding is None:
-                del self.found[key]
-                self.flaky[key] = f"flaky: [{example.schedule}] fails, and in a fresh process it does not"
+            for _ in range(CONFIRMATIONS):
+                self._histories.clear()
+                if not self._is_broken(key, example.schedule):
+                    del self.found[key]
+                    self.flaky[key] = f"flaky: [{example.schedule}] fails, and in a fresh process it does not"
+                    break
 
     # verdicts
 
@@ -336,7 +345,8 @@ class _Search:
             elif tally.broken is not None:
                 verdict, reason = UNKNOWN, f"interrupted before it was confirmed on [{tally.broken}]"
             elif tally.reasons:
-                verdict, reason = UNKNOWN, f"{tally.reasons[0]} ({len(tally.reasons)} runs)"
+                runs = f" ({len(tally.reasons)} runs)" if len(tally.reasons) > 1 else ""
+                verdict, reason = UNKNOWN, tally.reasons[0] + runs
             elif not complete:
                 verdict, reason = UNKNOWN, "interrupted"
             elif not tally.judged:
@@ -351,3 +361,8 @@ def applies(rule: str, mode: str, modes: tuple[str, ...]) -> bool:
     if mode not in spec.RULES[rule].modes:
         return False
     return rule != "MODE-EQ" or modes.index(mode) > 0
+
+
+def _kind(finding: Finding) -> str:
+    """The finding without its numbers and texts: two of one kind have one cause, as far as can be seen."""
+    return re.sub(r"\d+|'[^']*'|\[[^]]*\]", "#", finding.message)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from enum import StrEnum
@@ -18,7 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from harness.targets.spec import LATER, TargetSpec
-from harness.verdict import CANNOT, CONFORMS, FAULT, USAGE, VIOLATES
+from harness.verdict import CANNOT, CONFORMS, FAULT, INTERRUPTED, USAGE, VIOLATES
 
 app = typer.Typer(
     add_completion=False,
@@ -96,6 +97,7 @@ def check(
 
     rules = _rules(rule or [])
     engines = _engines(engine)
+    _writable(json_file)
     with _target(target, path, rev, twin) as spec:
         options = Options(
             target=spec,
@@ -111,13 +113,14 @@ def check(
         with _progress(err) as tell:
             report = run(options, tell)
     stored = _Stored(report, failures, _arguments(target, path, rev, twin, tokenizer))
-    stored.write(err)
+    stored.write()
     if out is not None:
-        terminal.show(out, report, stored.screens())
+        with contextlib.suppress(OSError):  # a full disk or a reader that left changes no verdict
+            terminal.show(out, report, stored.screens())
     if json_file is not None:
         _write(lambda: jsonfile.write(json_file, jsonfile.data(report, stored.replays, stored.summaries)), json_file)
     if not report.complete:
-        raise Failed(130, "interrupted; the verdicts above are what was known by then")
+        raise Failed(INTERRUPTED, "interrupted; the verdicts above are what was known by then")
     raise typer.Exit(exit_status(list(report.results), strict=strict))
 
 
@@ -196,7 +199,7 @@ class _Stored:
         }
         self.summaries = {place: "\n".join(lines) for place, lines in self.lines.items()}
 
-    def write(self, console: Any) -> None:
+    def write(self) -> None:
         """Writes the failure files. A folder that cannot be written is said once, and loses nothing else."""
         from harness import replay as stored
 
@@ -207,9 +210,7 @@ class _Stored:
             try:
                 file = stored.write(self.directory, result, name, options.target.revision, summary, options.seed)
             except OSError as error:
-                console.print(
-                    f"cannot write {self.directory}: {error.strerror}; violations are not stored", markup=False
-                )
+                _say(f"cannot write {self.directory}: {error.strerror}; violations are not stored")
                 return
             self.replays[place] = shlex.join(["rolloutcheck", "replay", str(file), *self.arguments])
 
@@ -236,11 +237,16 @@ def _rules(wanted: list[str]) -> tuple[str, ...]:
     for name in wanted:
         if name not in RULE_IDS:
             later = name in spec.RULES
+            meant = (
+                f"; did you mean {name.upper()}?"
+                if name.upper() in RULE_IDS
+                else f"; the rules are {', '.join(RULE_IDS)}"
+            )
             raise Failed(
                 USAGE,
                 f"rule {name} needs a rollout loop and is not checked yet"
                 if later
-                else f"unknown rule {name!r}; the rules are {', '.join(RULE_IDS)}",
+                else f"unknown rule {name!r}{meant}",
             )
     return tuple(r for r in RULE_IDS if r in wanted)
 
@@ -280,6 +286,8 @@ def _tokenizer(path: Path | None) -> str | None:
 @contextlib.contextmanager
 def _target(target: str, path: Path | None, rev: str | None, twin: str | None) -> Iterator[TargetSpec]:
     """The target as data; a revision's tree lies in a folder of its own as long as the context is open."""
+    if not target:
+        raise Failed(USAGE, "--target is empty; give reference, slime or pkg.mod:function")
     if twin and ":" not in target:
         raise Failed(USAGE, "--twin belongs to a target pkg.mod:function")
     if target == "slime":
@@ -317,12 +325,17 @@ def _arguments(target: str, path: Path | None, rev: str | None, twin: str | None
 
 
 def _consoles(json_file: Path | None) -> tuple[Any, Any]:
-    """For progress and warnings, and for the report; none for the report when JSON takes standard output."""
+    """For progress, and for the report; none for the report when JSON takes standard output."""
     from rich.console import Console
 
+    class Patient(Console):
+        def on_broken_pipe(self) -> None:
+            """A reader that left early changes no verdict (rich would exit with 1, "violates")."""
+            _discard(self.file)
+
     width = None if sys.stdout.isatty() else 120
-    out = None if json_file is not None and str(json_file) == "-" else Console(width=width)
-    return Console(stderr=True), out
+    out = None if json_file is not None and str(json_file) == "-" else Patient(width=width)
+    return Patient(stderr=True), out
 
 
 @contextlib.contextmanager
@@ -336,7 +349,8 @@ def _progress(console: Any) -> Iterator[Callable[[Any], None]]:
         def line(state: Any) -> None:
             if (state.engine, state.phase) not in seen:
                 seen.add((state.engine, state.phase))
-                console.print(f"{state.engine}: {state.phase}, {state.total}", markup=False, highlight=False)
+                with contextlib.suppress(OSError):
+                    console.print(f"{state.engine}: {state.phase}, {state.total}", markup=False, highlight=False)
 
         yield line
         return
@@ -350,37 +364,72 @@ def _progress(console: Any) -> Iterator[Callable[[Any], None]]:
         yield update
 
 
+def _writable(json_file: Path | None) -> None:
+    """Says at once what would be found out after the work. Raises Failed."""
+    if json_file is not None and str(json_file) != "-" and (json_file.is_dir() or not json_file.parent.is_dir()):
+        raise Failed(USAGE, f"cannot write {json_file}: {'it is a folder' if json_file.is_dir() else 'no such folder'}")
+
+
 def _write(action: Callable[[], None], path: Path) -> None:
     try:
         action()
     except OSError as error:
-        raise Failed(USAGE, f"cannot write {path}: {error.strerror}") from error
+        name = "standard output" if str(path) == "-" else path
+        raise Failed(USAGE, f"cannot write {name}: {error.strerror}") from error
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs the command line; every error that is not the harness's own is one line."""
+    """Runs the command line. Every error that is not the harness's own is one line on standard error."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+    with contextlib.suppress(ValueError):  # not the main thread
+        signal.signal(signal.SIGTERM, _terminated)
+    status = _status(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            _discard(stream)
+    raise SystemExit(status)
+
+
+def _status(arguments: list[str] | None) -> int:
     from harness.isolation import HarnessFault
     from harness.targets import CannotJudge
 
     try:
-        app(arguments, prog_name="rolloutcheck", standalone_mode=True)
+        status: int = app(arguments, prog_name="rolloutcheck", standalone_mode=False) or CONFORMS
+        return _say("interrupted", INTERRUPTED) if status == INTERRUPTED else status  # typer's own Ctrl-C
     except Failed as error:
-        _end(error.status, str(error))
+        return _say(str(error), error.status)
     except CannotJudge as error:
-        _end(CANNOT, f"cannot be judged: {error}")
+        return _say(f"cannot be judged: {error}", CANNOT)
     except HarnessFault as error:
-        _end(FAULT, f"a fault of rolloutcheck itself, please report it:\n{error}")
-    except KeyboardInterrupt:
-        _end(130, "interrupted")
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(FAULT) from None
-    except Exception:
+        return _say(f"a fault of rolloutcheck itself, please report it:\n{error}", FAULT)
+    except (KeyboardInterrupt, typer.Abort):
+        return _say("interrupted", INTERRUPTED)
+    except Exception as error:
+        usage = getattr(error, "format_message", None)  # typer's own, whichever click it carries
+        if usage is not None:
+            return _say(str(usage()).strip().replace("\n", " "), USAGE)
         import traceback
 
-        _end(FAULT, f"a fault of rolloutcheck itself, please report it:\n{traceback.format_exc()}")
+        return _say(f"a fault of rolloutcheck itself, please report it:\n{traceback.format_exc()}", FAULT)
 
 
-def _end(status: int, message: str) -> None:
-    print(f"rolloutcheck: {message}", file=sys.stderr)
-    raise SystemExit(status)
+def _say(message: str, status: int = 0) -> int:
+    with contextlib.suppress(OSError, ValueError):
+        print(f"rolloutcheck: {message}", file=sys.stderr, flush=True)
+    return status
+
+
+def _discard(stream: Any) -> None:
+    """From here on, and at exit, what is written there goes nowhere."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _terminated(*_: object) -> None:
+    """SIGTERM ends the work like Ctrl-C, so that workers and folders of its own go with it."""
+    raise KeyboardInterrupt

@@ -116,7 +116,9 @@ class Returned:
     """The call came back. ``params`` is the caller's dict as the call left it.
 
     ``decoded`` are the texts the response ids may have (special tokens shown or
-    not, a last stop token cut); ``others`` are the siblings, ``writes`` the fields of args it set.
+    not, a last stop token cut), ``torn`` the same joined from what each request
+    brought, where a character fell between two of them; ``others`` are the
+    siblings, ``writes`` the fields of args it set.
     """
 
     attempt: int
@@ -126,6 +128,7 @@ class Returned:
     decoded: tuple[str, ...] = ("",)
     others: tuple[SampleView, ...] = ()
     writes: tuple[str, ...] = ()
+    torn: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +144,7 @@ class Raised:
     decoded: tuple[str, ...] = ("",)
     others: tuple[SampleView, ...] = ()
     writes: tuple[str, ...] = ()
+    torn: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

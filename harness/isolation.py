@@ -29,6 +29,7 @@ from harness.targets.spec import TargetSpec
 LOAD_LIMIT_S = 60.0
 RUN_LIMIT_S = 20.0
 MAX_REPLY = 1 << 28  # bytes; a history of the longest schedule allowed is far below
+EXIT_CHECK_S = 0.5
 MAX_RESTARTS = 3  # each may have cost RUN_LIMIT_S
 
 
@@ -74,13 +75,18 @@ class Worker:
     def start(self) -> Ready:
         """Starts the process and waits until the target is loaded. Raises CannotJudge or HarnessFault."""
         self.launch()
-        return self.wait()
+        try:
+            return self.wait()
+        except BaseException:  # Ctrl-C as well: nobody else would end it
+            self.close()
+            raise
 
     def launch(self) -> None:
         """Starts the process and does not wait: `wait` must follow."""
         # The package's own folder is named, so that a target's `harness` on sys.path is not taken for ours.
         command = [sys.executable, "-c", _BOOT, os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
         self._buffer.clear()
+        self._said.clear()
         self._process = process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -93,11 +99,16 @@ class Worker:
 
     def wait(self) -> Ready:
         """What a launched worker says of its target. Raises CannotJudge or HarnessFault."""
-        answer = self._receive(LOAD_LIMIT_S)
+        doing, limit_s = f"importing {self.spec.function.partition(':')[0] or self.spec.kind}", LOAD_LIMIT_S
+        answer = self._receive(limit_s)
+        while not isinstance(answer, str) and "trial" in answer:
+            doing, limit_s = f"a first call of {answer['trial']}", self.run_limit_s
+            answer = self._receive(limit_s)
         if isinstance(answer, str):
+            what = {"hang": f"does not end within {limit_s:.0f} s", "exit": "ends its process"}[answer]
+            words = self._last_words()
             self.close()
-            what = {"hang": f"does not end within {LOAD_LIMIT_S:.0f} s", "exit": "ends its process"}[answer]
-            raise CannotJudge(f"importing {self.spec.function or self.spec.kind} {what}{self._last_words()}")
+            raise CannotJudge(f"{doing} {what}{words}")
         self._raise_unless(answer, "ready")
         given = answer["ready"]
         self.ready = Ready(given["name"], tuple(given["modes"]), given["absent"], tuple(given["stubbed"]))
@@ -161,8 +172,12 @@ class Worker:
             selector.register(descriptor, selectors.EVENT_READ)
             while (cut := self._buffer.find(b"\n")) < 0:
                 left = end - time.monotonic()
-                if left <= 0 or not selector.select(left) or len(self._buffer) > MAX_REPLY:
+                if left <= 0 or len(self._buffer) > MAX_REPLY:
                     return "hang"
+                if not selector.select(min(left, EXIT_CHECK_S)):
+                    if self._process.poll() is not None:  # a child of it may keep the pipe open
+                        return "exit"
+                    continue
                 data = os.read(descriptor, 1 << 18)
                 if not data:
                     return "exit"

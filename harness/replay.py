@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import spec
+from harness.checkers import RULE_IDS
+from harness.engines import FRONTS
 from harness.history import MODES
 from harness.schedule import Schedule, ScheduleError, from_json, to_json
 from harness.verdict import Result
@@ -69,6 +70,8 @@ def write(directory: Path, result: Result, target: str, revision: str, summary: 
 def read(path: Path) -> Failure:
     """The failure in a file; a corpus entry will do too. Raises BadFile."""
     try:
+        if path.exists() and not path.is_file():
+            raise BadFile(f"{path} is no file")
         if path.stat().st_size > MAX_BYTES:
             raise BadFile(f"{path} is larger than {MAX_BYTES >> 20} MiB: no failure file")
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -89,13 +92,15 @@ def _parse(data: Any) -> Failure:
         raise ScheduleError(f"format {str(data['format'])[:40]!r} is not known; this version reads {FORMAT}")
     rules = data.get("rules")
     rule = data.get("rule", rules[0] if isinstance(rules, list) and rules else None)
-    if not isinstance(rule, str) or rule not in spec.RULES:
+    if not isinstance(rule, str) or rule not in RULE_IDS:
         raise ScheduleError(f"unknown rule {str(rule)[:40]!r}")
     mode, engine = data.get("mode", MODES[0]), data.get("engine", "inproc")
     if mode not in MODES:
         raise ScheduleError(f"unknown mode {str(mode)[:40]!r}")
+    if not isinstance(engine, str) or engine not in FRONTS:
+        raise ScheduleError(f"unknown engine {str(engine)[:40]!r}")
     texts = [data.get(key, "") for key in ("target", "revision", "summary")]
-    if not isinstance(engine, str) or not all(isinstance(t, str) for t in texts):
+    if not all(isinstance(t, str) for t in texts):
         raise ScheduleError("a field has the wrong type")
     return Failure(rule, mode, engine, from_json(data["schedule"]), *texts)
 

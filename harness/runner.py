@@ -8,9 +8,10 @@ until the sample is finished. It judges nothing.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import pairwise
+from json import dumps, loads
 from typing import Any
 
 from harness import engines
@@ -26,6 +27,7 @@ from harness.history import (
     Halted,
     History,
     Raised,
+    Requested,
     Returned,
     SampleView,
 )
@@ -68,8 +70,9 @@ class Runner:
 
     def close(self) -> None:
         """Ends the front, the target's clients and the loop."""
-        self.loop.run(self.target.close())
-        self.loop.run(self.front.stop())
+        for ending in (self.target.close(), self.front.stop()):
+            with suppress(Halt):  # a client may hold its connections for ever
+                self.loop.run(ending)
         self.loop.close()
 
 
@@ -203,33 +206,51 @@ class _Life:
             self.halted("storm", f"more than {engines.MAX_REQUESTS} requests in one attempt")
             return False
         try:
-            views[number] = self.target.view(samples[number])
+            views[number] = view = self.target.view(samples[number])
+            if not all(type(t) is int for t in view.tokens):
+                raise TypeError("a token is no int")
+            others = tuple(self.target.view(s) for i, s in enumerate(samples) if i != number)
+            decoded, torn = self._texts(view, number)
         except Exception as broken:
             self.halted("view", f"the sample cannot be read: {type(broken).__name__}: {broken}"[:300])
             return False
-        others = tuple(self.target.view(s) for i, s in enumerate(samples) if i != number)
-        decoded = self._decoded(views[number])
         writes = self.target.writes()
         if error is None:
-            self.record(Returned(*place, views[number], _copy(params), decoded, others, writes))
+            self.record(Returned(*place, view, _copy(params), decoded, others, writes, torn))
         else:
             name, text = type(error).__name__, str(error)[:300]
-            self.record(Raised(*place, name, text, views[number], _copy(params), decoded, others, writes))
+            self.record(Raised(*place, name, text, view, _copy(params), decoded, others, writes, torn))
         return True
 
-    def _decoded(self, view: SampleView) -> tuple[str, ...]:
-        """The texts the response ids may have: see `Returned`."""
-        length = view.response_length
+    def _texts(self, view: SampleView, number: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """``decoded`` and ``torn`` of the response: see `Returned`."""
+        length, tokenizer = view.response_length, self.runner.tokenizer
         if not 0 < length <= len(view.tokens):
-            return ("",)
+            return ("",), ()
         cut = len(view.tokens) - length
         prompt, ids = view.tokens[:cut], view.tokens[cut:]
         answers = [ids, ids[:-1]] if ids[-1] == self.engine.eos else [ids]
-        tokenizer = self.runner.tokenizer
         texts = [sglang.decode(tokenizer, (), a, skip) for a in answers for skip in (False, True)]
         if not getattr(tokenizer, "concatenative", False):
             texts += [sglang.decode(tokenizer, prompt, a, skip) for a in answers for skip in (False, True)]
-        return tuple(dict.fromkeys(texts))
+        seams = self._seams(number, length)
+        joined = [
+            "".join(sglang.decode(tokenizer, (), a[i:j], skip) for i, j in pairwise((0, *seams, length)))
+            for a in answers
+            for skip in (False, True)
+        ]
+        torn = joined if seams and joined != texts[: len(joined)] else []
+        return tuple(dict.fromkeys(texts)), tuple(dict.fromkeys(torn))
+
+    def _seams(self, number: int, length: int) -> list[int]:
+        """Response lengths at which a request of this sample went on."""
+        prompt, found = len(self.engine.prompt_ids), set()
+        for event in self.events:
+            if event.sample == number and isinstance(event, Requested) and event.input_ids is not None:
+                found.add(len(event.input_ids) - prompt)
+            elif event.sample == number and isinstance(event, Called):
+                found.add(event.view.response_length)
+        return sorted(i for i in found if 0 < i < length)
 
 
 @contextmanager
@@ -247,5 +268,5 @@ def _copy(params: Mapping[str, Any]) -> dict[str, Any]:
     """By value; what JSON does not know becomes its repr."""
     if all(v is None or isinstance(v, (int, float, str)) for v in params.values()):
         return dict(params)
-    copied: dict[str, Any] = json.loads(json.dumps(params, default=repr))
+    copied: dict[str, Any] = loads(dumps(params, default=repr))
     return copied

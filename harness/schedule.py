@@ -225,6 +225,8 @@ def _object(data: Any, cls: Any, where: str) -> dict[str, Any]:
 def _text(body: dict[str, Any], name: str) -> None:
     if not isinstance(body[name], str) or not body[name]:
         raise ScheduleError(f"schedule.{name} must be a non-empty string")
+    if not body[name].isprintable() and any("\ud800" <= c <= "\udfff" for c in body[name]):
+        raise ScheduleError(f"schedule.{name} holds half a character")
 
 
 def _integer(

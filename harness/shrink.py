@@ -94,7 +94,9 @@ def _simpler(s: Schedule) -> Iterator[Schedule]:
 
 def _simpler_attempts(a: Attempt) -> Iterator[Attempt]:
     yield Attempt()
+    yield Attempt(round_trip=a.round_trip)
     yield Attempt("abort", after=a.after)
+    yield Attempt("abort", after=a.after + 1)  # what a late abort brings
     for name in ("round_trip", "times", "at"):
         yield replace(a, **{name: getattr(_RUN, name)})
     if a.times > 2:

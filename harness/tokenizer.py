@@ -10,6 +10,7 @@ tokens that decode to a part of a character.
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -104,9 +105,11 @@ def load(directory: str | None = None) -> Any:
         return SmallTokenizer()
     if not Path(directory).is_dir():
         raise ValueError(f"no tokenizer directory: {directory}")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it says that there is no PyTorch
     from transformers import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(directory, local_files_only=True)
     except Exception as error:
-        raise ValueError(f"{directory} holds no tokenizer that loads: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"{directory} holds no tokenizer that loads: {type(error).__name__}") from error

@@ -9,7 +9,7 @@ from harness.history import History
 from harness.schedule import Schedule
 
 VALID, INVALID, UNKNOWN = "valid", "invalid", "unknown"
-CONFORMS, VIOLATES, USAGE, FAULT, CANNOT = 0, 1, 2, 3, 125
+CONFORMS, VIOLATES, USAGE, FAULT, CANNOT, INTERRUPTED = 0, 1, 2, 3, 125, 130
 """Exit statuses, as `git bisect run` understands them; 3 is a fault of the harness itself."""
 
 
@@ -44,8 +44,12 @@ class Result:
 
 
 def exit_status(results: list[Result], *, strict: bool) -> int:
-    """0, 1 or 125: among the verdicts that gate, invalid beats unknown beats valid."""
-    verdicts = {r.verdict for r in results if r.gates(strict)}
+    """0, 1 or 125: among the verdicts that gate, invalid beats unknown beats valid.
+
+    Where only SHOULD rules were asked for, they gate.
+    """
+    gating = [r for r in results if r.gates(strict)] or [r for r in results if not r.faulty_engine]
+    verdicts = {r.verdict for r in gating}
     if INVALID in verdicts:
         return VIOLATES
     return CANNOT if UNKNOWN in verdicts or not verdicts else CONFORMS

@@ -7,6 +7,7 @@ are taken away before the target is loaded, and whatever it prints goes to
 standard error, which the parent drains.
 
     -> {"target": {...}, "front": "inproc", "tokenizer": null}
+    <- {"trial": name}, before a function is called to see what it asks for
     <- {"ready": {"name", "modes", "absent", "stubbed"}} | {"cannot": message, "not_applicable": bool}
     -> {"schedule": {...}, "mode": "plain"}
     <- {"history": {...}} | {"cannot": ...} | {"broken": traceback of the harness itself}
@@ -14,14 +15,18 @@ standard error, which the parent drains.
 
 from __future__ import annotations
 
-import json
+import contextlib
+import ctypes
 import os
+import signal
 import sys
 import traceback
+from collections.abc import Callable
+from json import dumps, loads
 from typing import Any, TextIO
 
 from harness import history, schedule
-from harness.history import PLAIN, Raised, Requested
+from harness.history import PLAIN, Halted, Raised, Requested
 from harness.runner import Runner
 from harness.schedule import Schedule
 from harness.targets import CannotJudge, Target
@@ -43,11 +48,12 @@ def serve(requests: TextIO, replies: TextIO) -> None:
     """Loads the target that the first line names, then runs a schedule a line until the input ends."""
 
     def say(answer: dict[str, Any]) -> None:
-        replies.write(json.dumps(answer) + "\n")
+        replies.write(dumps(answer) + "\n")
         replies.flush()
 
+    die_with_parent()
     try:
-        runner = prepare(json.loads(requests.readline()))
+        runner = prepare(loads(requests.readline()), lambda name: say({"trial": name}))
     except CannotJudge as error:
         return say(_cannot(error))
     except Exception:
@@ -65,7 +71,7 @@ def serve(requests: TextIO, replies: TextIO) -> None:
         }
     )
     for line in requests:
-        request = json.loads(line)
+        request = loads(line)
         try:
             run = runner.run(schedule.from_json(request["schedule"]), request["mode"])
             say({"history": history.to_json(run)})
@@ -75,29 +81,46 @@ def serve(requests: TextIO, replies: TextIO) -> None:
             say({"broken": traceback.format_exc()})
 
 
-def prepare(first: dict[str, Any]) -> Runner:
-    """The runner for the target and front that the first line names. Raises CannotJudge."""
+def prepare(first: dict[str, Any], trial: Callable[[str], None]) -> Runner:
+    """The runner for the target and front that the first line names. Raises CannotJudge.
+
+    A function is tried on the very loop it will be judged on: it may keep a session per loop, or a global one.
+    """
     from harness import tokenizer as tokenizers
 
-    tokenizer = tokenizers.load(first["tokenizer"])
-    front = first["front"]
-    target = load(TargetSpec(**first["target"]), lambda t: asks_stream(t, front, tokenizer))
-    return Runner(target, front, tokenizer)
+    tokenizer, front = tokenizers.load(first["tokenizer"]), first["front"]
+    runner: Runner | None = None
+
+    def asks_stream(target: Target) -> bool | None:
+        nonlocal runner
+        trial(target.name)
+        runner = runner or Runner(target, front, tokenizer)
+        runner.target = target
+        return first_request(runner)
+
+    target = load(TargetSpec(**first["target"]), asks_stream)
+    runner = runner or Runner(target, front, tokenizer)
+    runner.target = target
+    return runner
 
 
-def asks_stream(target: Target, front: str, tokenizer: Any) -> bool | None:
+def first_request(runner: Runner) -> bool | None:
     """Whether the target's first request asks for a stream; None if it sends none. Raises CannotJudge."""
-    runner = Runner(target, front, tokenizer)
-    try:
-        run = runner.run(Schedule(budget=2), PLAIN)
-    finally:
-        runner.close()
-    for event in run.events:
+    name = runner.target.name
+    for event in runner.run(Schedule(budget=2), PLAIN).events:
         if isinstance(event, Requested):
             return event.stream
         if isinstance(event, Raised):
-            raise CannotJudge(f"{target.name} raises before it asks: {event.error}: {event.message}"[:300])
+            raise CannotJudge(f"{name} raises before it asks: {event.error}: {event.message}"[:300])
+        if isinstance(event, Halted):
+            raise CannotJudge(f"{name} does not come back from its first call: {event.message}"[:300])
     return None
+
+
+def die_with_parent() -> None:
+    """Asks the kernel to end this process with its parent, however that ends (Linux; elsewhere nothing)."""
+    with contextlib.suppress(Exception):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def _cannot(error: CannotJudge) -> dict[str, Any]:

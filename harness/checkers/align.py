@@ -9,12 +9,14 @@ from harness.history import SampleView
 
 def check(case: Case) -> Judgement:
     trace, judged = case.trace, False
+    asked: dict[int, bool] = {}  # by sample: whether its requests wanted logprobs so far
     for sample, turn in trace.all_turns:
+        before = asked.get(sample, turn.entry.logprobs is not None)
+        asked[sample] = all(e.request.logprobs for e in turn.exchanges) if turn.exchanges else before
         if turn.after is None:
             continue
         judged = True
-        asked = all(e.request.logprobs for e in turn.exchanges)
-        problem = _problem(trace, turn.after, asked)
+        problem = _problem(trace, turn.after, asked[sample])
         if problem:
             return Finding(turn.index, problem, sample)
     return HOLDS if judged else None

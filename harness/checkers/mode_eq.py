@@ -9,7 +9,7 @@ from __future__ import annotations
 from harness.checkers import HOLDS, Case, Finding, Judgement, halt
 from harness.checkers.resume_eq import difference, final, went_past_stop
 from harness.checkers.trace import Trace
-from harness.history import FAILED
+from harness.history import FAILED, Raised, Returned
 from harness.schedule import TRANSPORT
 
 
@@ -27,7 +27,7 @@ def check(case: Case) -> Judgement:
     if went_past_stop(trace) or went_past_stop(other):
         return None
     after, expected = final(trace), final(other)
-    if after is None or expected is None or FAILED in (after.status, expected.status):
+    if after is None or expected is None or FAILED in (after.view.status, expected.view.status):
         return None
     problem = difference(after, expected)
     return Finding(None, f"{name}: {problem}") if problem else HOLDS
@@ -35,9 +35,9 @@ def check(case: Case) -> Judgement:
 
 def _every_attempt(trace: Trace, other: Trace, name: str) -> Judgement:
     for mine, theirs in zip(trace.turns, other.turns, strict=False):
-        if mine.after is None or theirs.after is None:
+        if not isinstance(mine.outcome, Returned | Raised) or not isinstance(theirs.outcome, Returned | Raised):
             return None
-        problem = difference(mine.after, theirs.after)
+        problem = difference(mine.outcome, theirs.outcome)
         if problem:
             return Finding(mine.index, f"{name}: {problem}")
     if len(trace.turns) != len(other.turns):

@@ -8,21 +8,22 @@ engine's reserve below C, and samples the client gave up as FAILED.
 from __future__ import annotations
 
 from harness.checkers import HOLDS, Case, Finding, Judgement, halt
-from harness.checkers.text import same_text
 from harness.checkers.trace import Trace
-from harness.history import FAILED, TERMINAL, SampleView
+from harness.history import FAILED, TERMINAL, Raised, Returned
 
 
 def check(case: Case) -> Judgement:
     trace, baseline = case.trace, case.baseline
     if baseline is None or not trace.schedule.attempts or trace.schedule.min_new_tokens:
         return None
+    if "lost-ids" in trace.schedule.kinds:
+        return None  # a client without logprobs cannot know what was lost
     if trace.schedule.samples > 1:
         return None  # what sharing one dict does to siblings is told by NO-ALIAS and MAXIMAL
     if halt(trace.history) or halt(baseline.history) or trace.near_limit() or baseline.near_limit():
         return None
     after, expected = final(trace), final(baseline)
-    if after is None or expected is None or expected.status not in TERMINAL or after.status == FAILED:
+    if after is None or expected is None or expected.view.status not in TERMINAL or after.view.status == FAILED:
         return None
     if went_past_stop(trace):
         return None
@@ -32,20 +33,25 @@ def check(case: Case) -> Judgement:
     return Finding(None, f"uninterrupted: {problem}")
 
 
-def final(trace: Trace) -> SampleView | None:
-    """The sample after the last call; None if there was none."""
-    return trace.turns[-1].after if trace.turns else None
+def final(trace: Trace) -> Returned | Raised | None:
+    """How the last call ended; None if none did."""
+    outcome = trace.turns[-1].outcome if trace.turns else None
+    return outcome if isinstance(outcome, Returned | Raised) else None
 
 
-def difference(after: SampleView, expected: SampleView) -> str | None:
-    """What two samples differ in, as "expected, here observed"; None if they are alike."""
+def difference(one: Returned | Raised, two: Returned | Raised) -> str | None:
+    """What two samples differ in, as "expected, here observed"; None if they are alike.
+
+    Where a character was torn between requests the texts are left to TEXT.
+    """
+    after, expected = one.view, two.view
     for name in ("response_length", "tokens", "status"):
-        one, two = getattr(after, name), getattr(expected, name)
-        if one != two:
-            return f"{name} {_short(two)}, here {_short(one)}"
+        here, there = getattr(after, name), getattr(expected, name)
+        if here != there:
+            return f"{name} {_short(there)}, here {_short(here)}"
     if (after.logprobs or ()) != (expected.logprobs or ()):
         return "other logprobs"
-    if not (same_text(after.response, expected.response) or same_text(expected.response, after.response)):
+    if after.response != expected.response and not one.torn and not two.torn:
         return f"text {expected.response[:20]!r}, here {after.response[:20]!r}"
     return None
 

@@ -33,6 +33,8 @@ def _unasked(trace: Trace, turn: Turn) -> str | None:
     """A sample with room left may not end without a word of the engine, but in its reserve below C (item 7)."""
     view, kept = turn.returned, turn.entry.response_length
     room = trace.room(kept)
+    if trace.schedule.samples > 1:
+        return None  # a dict that a sibling has lowered is told by NO-ALIAS
     if view is None or view.status not in TERMINAL or room <= 0 or turn.flagged or trace.in_reserve(kept):
         return None
     return f"{view.status} unasked, though {room} tokens may be had"

@@ -24,20 +24,25 @@ def check(case: Case) -> Judgement:
         if (len(view.tokens) - trace.prompt if view.tokens else 0) != view.response_length:
             continue  # which tokens are the response is unclear: ALIGN's to say
         judged = True
-        if not any(same_text(view.response, d) for d in outcome.decoded or ("",)):
-            shown = f"{view.response[:20]!r}, its tokens say {(outcome.decoded or ('',))[0][:20]!r}"
-            return Finding(turn.index, f"the text is {shown}", sample)
+        if not _agrees(view.response, outcome):
+            return Finding(turn.index, f"the text is {_shown(view.response, outcome.decoded[0])}", sample)
     return HOLDS if judged else None
 
 
-def same_text(text: str, decoded: str) -> bool:
-    """Equal, where each run of U+FFFD in ``text`` may stand for as many characters or fewer."""
-    if text == decoded:
-        return True
-    if REPLACEMENT not in text and REPLACEMENT not in decoded:
-        return False
-    pattern = "".join(
-        f".{{0,{len(part)}}}" if part.startswith(REPLACEMENT) else re.escape(part)
-        for part in re.findall(f"{REPLACEMENT}+|[^{REPLACEMENT}]+", text)
-    )
-    return any(re.fullmatch(pattern, d, re.DOTALL) for d in (decoded, decoded.replace(REPLACEMENT, "")))
+def _agrees(text: str, outcome: Returned | Raised) -> bool:
+    """The text is the decoded ids; where requests tore a character, U+FFFD may stand for it or it may be missing."""
+    if any(text in (d, d.rstrip(REPLACEMENT)) for d in outcome.decoded):
+        return True  # a stream that breaks off holds an unfinished character back
+    return any(re.fullmatch(_pattern(torn), text, re.DOTALL) for torn in outcome.torn)
+
+
+def _pattern(torn: str) -> str:
+    parts = re.findall(f"{REPLACEMENT}+|[^{REPLACEMENT}]+", torn)
+    return "".join(f".{{0,{len(p)}}}" if p.startswith(REPLACEMENT) else re.escape(p) for p in parts)
+
+
+def _shown(text: str, decoded: str) -> str:
+    """Both from a little before they part."""
+    start = max(next((i for i, (a, b) in enumerate(zip(text, decoded, strict=False)) if a != b), len(text)) - 8, 0)
+    dots = "..." if start else ""
+    return f"{dots}{text[start : start + 20]!r}, its tokens say {dots}{decoded[start : start + 20]!r}"

@@ -8,8 +8,8 @@ through one `Session`, so a history does not depend on the front.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable, Sequence
+from json import dumps, loads
 from typing import Any, Protocol
 
 from harness.engines.sglang import Engine, Part, Place, Reply
@@ -52,7 +52,7 @@ class Session:
         place = Place(self._attempt, self._sample, self._number)
         self._number += 1
         try:
-            payload = json.loads(body)
+            payload = loads(body)
         except ValueError:
             payload = None
         self.record(_requested(place, payload))
@@ -68,32 +68,17 @@ class Session:
         broken connection, the client gets the loop until it is idle (one tick of
         virtual time), so it sees every event that was sent before.
         """
-        for parts in self._together(reply.parts):
+        for data, parts in _segments(reply.parts, self.split):
             if gone():
                 return
-            pieces = _pieces(b"".join(part.data for part in parts), self.split)
-            for piece in pieces[:-1]:
-                yield piece
-                await asyncio.sleep(0)
             for part in parts:
                 self.told(part)
-            if pieces:
-                yield pieces[-1]
-            if parts[-1].flag:
-                await asyncio.sleep(TICK_S)
+            if data:
+                yield data
+            await asyncio.sleep(TICK_S if parts and parts[-1].flag else 0)
         self.ended(reply)
         if reply.ending == "drop" and reply.parts:
             await asyncio.sleep(TICK_S)
-
-    def _together(self, parts: tuple[Part, ...]) -> Sequence[tuple[Part, ...]]:
-        """Parts by network segment: one each where the schedule splits them or a flag comes between.
-
-        Otherwise the first comes alone and the rest at once: a client must neither
-        wait for more than an event nor take a segment for an event.
-        """
-        if self.split or any(part.flag for part in parts):
-            return [(part,) for part in parts]
-        return [group for group in (parts[:1], parts[1:]) if group]
 
     def told(self, part: Part) -> None:
         for event in part.tells:
@@ -148,13 +133,39 @@ def content_type(reply: Reply) -> str:
     return "text/event-stream; charset=utf-8" if reply.stream else "application/json"
 
 
-def _pieces(data: bytes, size: int) -> list[bytes]:
-    if not data:
-        return []
-    if size <= 0 or size >= len(data):
-        return [data]
-    size = max(size, len(data) // 12)  # more segments than this teach nothing and cost time
-    return [data[i : i + size] for i in range(0, len(data), size)]
+CUT_WITHIN = 24
+"""Bytes of an event that are cut: its ``data:``, and where its text begins."""
+
+
+def _segments(parts: Sequence[Part], split: int) -> list[tuple[bytes, list[Part]]]:
+    """The network segments of a body, each with the parts that are whole once it has arrived.
+
+    Unsplit, the first part comes alone and the rest at once: a client must neither
+    wait for more than an event nor take a segment for an event. Split, the head of
+    each part is cut every ``split`` bytes, and its tail shares a segment with the
+    head of the next. A part that raises the flag ends its segment.
+    """
+    made: list[tuple[bytes, list[Part]]] = []
+    data, whole = bytearray(), list[Part]()
+
+    def flush() -> None:
+        nonlocal data, whole
+        made.append((bytes(data), whole))
+        data, whole = bytearray(), []
+
+    for number, part in enumerate(parts):
+        start = 0
+        for cut in range(split, min(len(part.data), max(CUT_WITHIN, split) + 1), split) if split else ():
+            data += part.data[start:cut]
+            flush()
+            start = cut
+        data += part.data[start:]
+        whole.append(part)
+        if part.flag or (number == 0 and not split):
+            flush()
+    if data or whole:
+        flush()
+    return made
 
 
 def _requested(place: Place, payload: Any) -> Requested:
@@ -187,7 +198,7 @@ def _other(path: str) -> Reply:
     value = _OTHER.get(path.partition("?")[0])
     if value is None:
         return Reply(404, False, (Part(b'{"detail":"Not Found"}'),))
-    return Reply(200, False, (Part(json.dumps(value).encode() if value else b""),))
+    return Reply(200, False, (Part(dumps(value).encode() if value else b""),))
 
 
 __all__ = ["FRONTS", "Delivered", "Faulted", "Front", "Session", "content_type", "front"]

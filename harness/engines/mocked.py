@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 import re
+from json import dumps
 from typing import Any
 from unittest.mock import Mock
 
@@ -72,7 +72,7 @@ class AioresponsesFront:
         session = self._session
         if session is None:
             raise ServerDisconnectedError
-        body = kwargs["data"] if kwargs.get("data") is not None else json.dumps(kwargs.get("json")).encode()
+        body = kwargs["data"] if kwargs.get("data") is not None else dumps(kwargs.get("json")).encode()
         reply = session.open(url.raw_path_qs, body)
         if reply.status is None:
             session.ended(reply)

@@ -13,10 +13,10 @@ cannot go unseen (RESUME-EQ).
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from json import dumps
 from typing import Any
 
 from harness.history import Delivered, Faulted
@@ -315,7 +315,7 @@ class Engine:
         if fault.kind == "missing":
             event.pop(fault.field, None)
             meta.pop(fault.field, None)
-        return json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode()
+        return dumps(event, ensure_ascii=False, separators=(",", ":")).encode()
 
     def _text(self, result: Answer, upto: int, params: dict[str, Any]) -> str:
         """The text so far. In mid-stream an unfinished character is held back (`stream_logprob`)."""
@@ -455,7 +455,7 @@ def decode(tokenizer: Any, before: Sequence[int], ids: Sequence[int], skip_speci
 
 
 def _json(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    return dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 _DONE = Part(b"data: [DONE]\n\n")

@@ -30,7 +30,7 @@ class Handler:
 
     async def close(self) -> None:
         if self._server is not None:
-            await self._server.shutdown(0)
+            await self._server.shutdown(0.01)  # 0 would mean: wait for clients that keep their connection
             self._server = None
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:

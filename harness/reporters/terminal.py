@@ -27,7 +27,7 @@ def table(results: Iterable[Result]) -> Table:
         rows.setdefault(result.rule, {}).setdefault(result.mode, []).append(result)
     modes = [m for m in MODES if any(m in cells for cells in rows.values())]
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    made.add_column("rule")
+    made.add_column("rule", no_wrap=True)
     made.add_column("level")
     for mode in modes:
         made.add_column(mode, no_wrap=True)
@@ -52,7 +52,7 @@ def show(console: Console, report: Report, screens: Iterable[list[str]]) -> None
     faulty = [r for r in report.results if r.faulty_engine]
     engines = ", ".join(options.engines)
     head = f"{name}   engine {engines}   profile {options.profile}   seed {options.seed}   {report.duration_s:.1f} s"
-    console.print(head, style="bold", markup=False, highlight=False)
+    console.print(head, style="bold", markup=False, highlight=False, soft_wrap=True)
     console.print(table(conforming))
     if faulty:
         console.print("On an engine that breaks its own contract (counts as SHOULD):", style="bold")

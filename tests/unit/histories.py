@@ -99,6 +99,7 @@ class Life:
         others: tuple[SampleView, ...] | None = None,
         writes: tuple[str, ...] = (),
         halts: str = "",
+        torn: tuple[str, ...] = (),
     ) -> Life:
         """One call: what it asks, and the sample after it (None: as it was)."""
         index = self.calls if attempt is None else attempt
@@ -122,6 +123,7 @@ class Life:
             (text(now.tokens[len(now.tokens) - now.response_length :]),) if decoded is None else decoded,
             tuple(v for i, v in enumerate(self.views) if i != sample) if others is None else others,
             writes,
+            torn,
         )
         self.events.append(Raised(*place, raises, "", *rest) if raises else Returned(*place, *rest))
         return self

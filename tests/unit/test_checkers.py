@@ -342,7 +342,9 @@ def test_RESUME_EQ_takes_absent_masks_for_ones_item_5() -> None:
 
 
 def test_RESUME_EQ_compares_texts_without_regard_to_half_characters_item_6() -> None:
-    life = resumed(view((5, 6, 7, 8), TRUNCATED, response="a\ufffd\ufffdb"))
+    life = Life(budget=4, attempts=attempts("abort")).call(Ask(4, (5, 6), "abort"), after=view((5, 6)))
+    after = view((5, 6, 7, 8), TRUNCATED, response="a\ufffd\ufffdb")
+    life.call(Ask(2, (7, 8), "length"), after=after, decoded=("aéb",), torn=("a\ufffd\ufffdb",))
     once = Life(budget=4).call(
         Ask(4, (5, 6, 7, 8), "length"), after=view((5, 6, 7, 8), TRUNCATED, response="aéb"), decoded=("aéb",)
     )
@@ -591,12 +593,20 @@ def test_TEXT_allows_stop_tokens_and_special_tokens_either_way_item_6() -> None:
 
 
 def test_TEXT_ignores_half_characters_at_a_seam_item_6() -> None:
-    for joined in ("a\ufffd\ufffdb", "a\ufffdb"):
+    for joined in ("a\ufffd\ufffdb", "a\ufffdb", "ab", "aéb"):
         after = view((5, 6), response=joined)
-        life = Life(budget=4).call(Ask(4, (5, 6), "abort"), after=after, decoded=("aéb",))
+        life = Life(budget=4).call(Ask(4, (5, 6), "abort"), after=after, decoded=("aéb",), torn=("a\ufffd\ufffdb",))
         assert judge("TEXT", life) is HOLDS
-    life = Life(budget=4).call(Ask(4, (5, 6), "abort"), after=view((5, 6), response="\ufffdb"), decoded=("aéb",))
-    assert judge("TEXT", life) is not HOLDS
+    for other in ("\ufffdb", "\ufffd\ufffd\ufffd\ufffd"):
+        after = view((5, 6), response=other)
+        life = Life(budget=4).call(Ask(4, (5, 6), "abort"), after=after, decoded=("aéb",), torn=("a\ufffd\ufffdb",))
+        assert problem("TEXT", life)
+
+
+def test_TEXT_is_broken_by_half_characters_that_no_seam_explains() -> None:
+    """U+FFFD is no wildcard: a character that one request brought whole must be there."""
+    life = Life(budget=4).call(Ask(4, (5, 6), "stop"), after=view((5, 6), response="a\ufffdb"), decoded=("aéb",))
+    assert problem("TEXT", life)
 
 
 # NO-ALIAS

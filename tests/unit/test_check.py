@@ -1,0 +1,345 @@
+"""The search, on targets in this process: what is unknown is never green, and every row has its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import spec
+from harness import check as module
+from harness import corpus
+from harness.check import MODE_SETS, PROFILES, QUICK_BUDGET, Options, Progress, Report, applies, check
+from harness.checkers import RULE_IDS, Case, Judgement, checker
+from harness.history import INCREMENTAL, MODES, PLAIN, STREAM, Halted, History
+from harness.isolation import Ready
+from harness.runner import Runner
+from harness.schedule import Attempt, Schedule
+from harness.targets import CannotJudge
+from harness.targets.function import FunctionTarget, Generate
+from harness.targets.spec import TargetSpec
+from harness.verdict import CANNOT, CONFORMS, INVALID, UNKNOWN, VALID, VIOLATES, Result, exit_status
+from reference_impl.generate import generate
+from reference_impl.generate_streaming import generate_streaming
+from tests.faulty_clients import (
+    drops_stop,
+    forgets_subtraction,
+    forgets_subtraction_streaming,
+    keeps_more_than_asked,
+)
+
+WHOLE = corpus.load()
+Run = Callable[[Runner, int, Schedule, str], History]
+
+
+def plainly(runner: Runner, process: int, schedule: Schedule, mode: str) -> History:
+    return runner.run(schedule, mode)
+
+
+class InProcess:
+    """Stands in for `Worker`. ``target`` and ``run`` are set by the test; ``process`` counts up with each twin."""
+
+    target: FunctionTarget
+    how: Run
+    ran: list[tuple[Schedule, str]]
+
+    def __init__(self, spec: TargetSpec, front: str = "inproc", *_: Any, process: int = 0, **__: Any) -> None:
+        self.spec, self.front, self.process = spec, front, process
+        self._runner: Runner | None = None
+        absent = {mode: str(error) for mode, error in self.target.absent.items()}
+        self.ready = Ready(self.target.name, self.target.modes, absent, ())
+
+    def __enter__(self) -> InProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(self, schedule: Schedule, mode: str) -> History:
+        self.ran.append((schedule, mode))
+        if self._runner is None:  # not before: a front is the only one of its process
+            self._runner = Runner(self.target, self.front)
+        return type(self).how(self._runner, self.process, schedule, mode)
+
+    def twin(self) -> InProcess:
+        return type(self)(self.spec, self.front, process=self.process + 1)
+
+    def launch(self) -> None: ...
+
+    def wait(self) -> Ready:
+        return self.ready
+
+    def close(self) -> None:
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            runner.close()
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Report]:
+    """Checks a pair of functions, on few schedules."""
+    monkeypatch.setattr(module, "Worker", InProcess)
+    monkeypatch.setattr(module, "PROFILES", {"quick": 12, "ci": 12})
+    few = WHOLE[::4]
+    monkeypatch.setattr(corpus, "load", lambda: few)
+
+    def call(plain: Generate | None, stream: Generate | None = None, how: Run = plainly, **options: Any) -> Report:
+        monkeypatch.setattr(InProcess, "target", FunctionTarget("client", plain, stream), raising=False)
+        monkeypatch.setattr(InProcess, "how", staticmethod(how), raising=False)
+        monkeypatch.setattr(InProcess, "ran", [], raising=False)
+        return check(Options(TargetSpec("reference"), **{"profile": "quick", **options}))
+
+    return call
+
+
+def only(report: Report, rule: str, mode: str = PLAIN, *, faulty: bool = False) -> Result:
+    (found,) = (r for r in report.results if (r.rule, r.mode, r.faulty_engine) == (rule, mode, faulty))
+    return found
+
+
+def status(report: Report, *, strict: bool = False) -> int:
+    return exit_status(list(report.results), strict=strict)
+
+
+def test_the_reference_is_valid_in_every_mode(checked: Callable[..., Report]) -> None:
+    report = checked(generate, generate_streaming)
+    assert {r.verdict for r in report.results} == {VALID}
+    assert all(r.schedules and r.reason == "" and r.counterexample is None for r in report.results)
+    assert (status(report), report.complete) == (CONFORMS, True)
+
+
+def test_results_come_by_rule_then_mode_then_engine(checked: Callable[..., Report]) -> None:
+    report = checked(generate, generate_streaming)
+    places = [(RULE_IDS.index(r.rule), MODES.index(r.mode), r.faulty_engine) for r in report.results]
+    assert places == sorted(places)
+    assert len(set(places)) == len(places)
+    two = checked(generate, rules=("BUDGET",), engines=("inproc", "aioresponses"))
+    assert [r.engine for r in two.results if not r.faulty_engine] == ["inproc", "aioresponses"]
+
+
+def test_only_the_rules_that_are_asked_for(checked: Callable[..., Report]) -> None:
+    report = checked(generate, rules=("BUDGET", "STATUS"))
+    assert list(dict.fromkeys(r.rule for r in report.results)) == ["BUDGET", "STATUS"]
+
+
+def test_BUDGET_is_broken_and_shrunk_in_every_mode(checked: Callable[..., Report]) -> None:
+    report = checked(forgets_subtraction, forgets_subtraction_streaming, rules=("BUDGET",))
+    assert status(report) == VIOLATES
+    for mode in MODES:
+        result = only(report, "BUDGET", mode)
+        assert (result.verdict, result.level) == (INVALID, "MUST")
+        assert result.counterexample is not None
+        assert result.counterexample.schedule == Schedule(attempts=(Attempt("abort", after=1),))
+        assert result.counterexample.finding.message == result.reason
+        assert result.counterexample.history.mode == mode
+    assert not [r for r in report.results if r.faulty_engine]  # the cause is the same, and is said once
+
+
+# Unknown is never green
+
+
+def test_a_checker_that_crashes_is_unknown(checked: Callable[..., Report], monkeypatch: pytest.MonkeyPatch) -> None:
+    real = checker
+
+    def crashes(case: Case) -> Judgement:
+        raise ZeroDivisionError("no such luck")
+
+    monkeypatch.setattr(module, "checker", lambda rule: crashes if rule == "BUDGET" else real(rule))
+    report = checked(generate, rules=("BUDGET", "STATUS"))
+    result = only(report, "BUDGET")
+    assert (result.verdict, result.schedules) == (UNKNOWN, 0)
+    assert result.reason.startswith("the checker of BUDGET crashed: ZeroDivisionError: no such luck (")
+    assert only(report, "STATUS").verdict == VALID
+    assert status(report) == CANNOT
+
+
+def test_nothing_judged_is_unknown(checked: Callable[..., Report], monkeypatch: pytest.MonkeyPatch) -> None:
+    real = checker
+    monkeypatch.setattr(module, "checker", lambda rule: (lambda case: None) if rule == "BUDGET" else real(rule))
+    report = checked(generate, rules=("BUDGET",))
+    (result,) = report.results  # and no row for the faulty engine
+    assert (result.verdict, result.schedules, result.reason) == (UNKNOWN, 0, "no schedule put it to the test")
+    assert status(report) == CANNOT
+
+
+def test_one_run_that_hangs_is_unknown(checked: Callable[..., Report]) -> None:
+    hung: list[Schedule] = []
+
+    def once(runner: Runner, process: int, schedule: Schedule, mode: str) -> History:
+        if hung or schedule.budget < 2:
+            return runner.run(schedule, mode)
+        hung.append(schedule)
+        return History(schedule, mode, (), -1, (Halted(1, 0, "hang", "it goes on"),))
+
+    report = checked(generate, how=once, rules=("BUDGET",))
+    result = only(report, "BUDGET")
+    assert hung and result.schedules > 0
+    assert (result.verdict, result.reason) == (UNKNOWN, "call 2: hang: it goes on")
+    assert status(report) == CANNOT
+
+
+def test_one_run_that_cannot_be_judged_is_unknown(checked: Callable[..., Report]) -> None:
+    def some(runner: Runner, process: int, schedule: Schedule, mode: str) -> History:
+        if schedule.images:
+            raise CannotJudge("client: no images here")
+        return runner.run(schedule, mode)
+
+    result = only(checked(generate, how=some, rules=("BUDGET",)), "BUDGET")
+    assert result.verdict == UNKNOWN
+    assert result.reason.startswith("client: no images here (")
+
+
+def test_what_a_client_does_not_have_is_no_reason(checked: Callable[..., Report]) -> None:
+    def some(runner: Runner, process: int, schedule: Schedule, mode: str) -> History:
+        if schedule.images:
+            raise CannotJudge("client has no images", not_applicable=True)
+        return runner.run(schedule, mode)
+
+    assert only(checked(generate, how=some, rules=("BUDGET",)), "BUDGET").verdict == VALID
+
+
+def test_a_failure_that_a_fresh_process_does_not_show_is_flaky(checked: Callable[..., Report]) -> None:
+    def first_process(runner: Runner, process: int, schedule: Schedule, mode: str) -> History:
+        if process:
+            runner.target = FunctionTarget("client", generate, None)
+        return runner.run(schedule, mode)
+
+    report = checked(forgets_subtraction, how=first_process, rules=("BUDGET",))
+    result = only(report, "BUDGET")
+    assert (result.verdict, result.counterexample) == (UNKNOWN, None)
+    assert result.reason == "flaky: [prompt 'a', budget 1: abort after 1] fails, and in a fresh process it does not"
+    assert status(report) == CANNOT
+
+
+def test_a_client_that_fails_every_other_time_is_flaky(checked: Callable[..., Report]) -> None:
+    calls = 0
+
+    async def now_and_then(args: Any, sample: Any, params: Any) -> Any:
+        nonlocal calls
+        if sample.response_length == 0:
+            calls += 1
+        return await (forgets_subtraction if calls % 2 else generate)(args, sample, params)
+
+    report = checked(now_and_then, rules=("BUDGET",))
+    result = only(report, "BUDGET")
+    assert (result.verdict, result.reason[:7], result.counterexample) == (UNKNOWN, "flaky: ", None)
+    assert status(report) == CANNOT
+
+
+def test_an_interrupt_leaves_what_is_known(checked: Callable[..., Report]) -> None:
+    count = 0
+
+    def stops(runner: Runner, process: int, schedule: Schedule, mode: str) -> History:
+        nonlocal count
+        count += 1
+        if count > 20:
+            raise KeyboardInterrupt
+        return runner.run(schedule, mode)
+
+    report = checked(forgets_subtraction, how=stops, rules=("BUDGET", "CONTEXT"), engines=("inproc", "aioresponses"))
+    assert not report.complete
+    assert {r.engine for r in report.results} == {"inproc"}
+    assert {r.verdict for r in report.results} == {UNKNOWN}
+    assert only(report, "BUDGET").reason.startswith("interrupted before it was confirmed on [")
+    assert only(report, "CONTEXT").reason == "interrupted"
+    assert status(report) == CANNOT
+
+
+# Modes
+
+
+def test_MODE_EQ_needs_two_modes(checked: Callable[..., Report]) -> None:
+    rules = ("BUDGET", "MODE-EQ")
+    for report in (checked(generate, rules=rules), checked(generate, generate_streaming, modes=(STREAM,), rules=rules)):
+        assert "MODE-EQ" not in {r.rule for r in report.results}
+    both = checked(generate, generate_streaming, modes=MODE_SETS["both"], rules=rules)
+    assert [r.mode for r in both.results if r.rule == "MODE-EQ" and not r.faulty_engine] == [STREAM]
+    streaming = checked(None, generate_streaming, rules=("MODE-EQ",))
+    assert [r.mode for r in streaming.results if not r.faulty_engine] == [INCREMENTAL]
+
+
+def test_where_a_rule_applies() -> None:
+    for rule in RULE_IDS:
+        for mode in MODES:
+            in_its_modes = mode in spec.RULES[rule].modes
+            assert applies(rule, mode, MODES) is (in_its_modes and (rule != "MODE-EQ" or mode != PLAIN))
+    assert not applies("MODE-EQ", STREAM, (STREAM, INCREMENTAL))
+
+
+@pytest.mark.parametrize(
+    ("modes", "words"),
+    [((STREAM,), "client has no stream mode"), ((INCREMENTAL,), "has no stream mode"), ((PLAIN, STREAM), "no stream")],
+)
+def test_a_mode_that_is_absent_cannot_be_judged(
+    checked: Callable[..., Report], modes: tuple[str, ...], words: str
+) -> None:
+    with pytest.raises(CannotJudge, match=words) as error:
+        checked(generate, modes=modes)
+    assert error.value.not_applicable
+
+
+def test_a_client_with_a_stream_has_both_kinds(checked: Callable[..., Report]) -> None:
+    report = checked(None, generate_streaming, rules=("BUDGET",))
+    assert [r.mode for r in report.results if not r.faulty_engine] == [STREAM, INCREMENTAL]
+
+
+# Engines that break their contract
+
+
+def test_a_faulty_engine_has_rows_of_its_own(checked: Callable[..., Report]) -> None:
+    report = checked(keeps_more_than_asked, rules=("BUDGET",))
+    conforming, faulty = only(report, "BUDGET"), only(report, "BUDGET", faulty=True)
+    assert (conforming.verdict, conforming.level) == (VALID, "MUST")
+    assert (faulty.verdict, faulty.level) == (INVALID, "SHOULD")
+    assert faulty.counterexample is not None
+    assert faulty.counterexample.schedule.kinds == ("over-deliver",)
+    assert (status(report), status(report, strict=True)) == (CONFORMS, VIOLATES)
+
+
+def test_PARAMS_gates_when_it_is_strict(checked: Callable[..., Report]) -> None:
+    report = checked(drops_stop, rules=("BUDGET", "PARAMS"))
+    assert only(report, "PARAMS").verdict == INVALID
+    assert (status(report), status(report, strict=True)) == (CONFORMS, VIOLATES)
+
+
+# Profiles
+
+
+def test_a_quick_check_leaves_large_entries_out(
+    checked: Callable[..., Report], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = WHOLE[-12:]
+    monkeypatch.setattr(corpus, "load", lambda: entries)
+    large = {e.schedule for e in entries if e.schedule.budget > QUICK_BUDGET}
+    small = {e.schedule for e in entries} - large
+    assert large and small
+    checked(generate, rules=("BUDGET",), profile="quick")
+    ran = {schedule for schedule, _ in InProcess.ran}
+    assert small <= ran and not large & ran
+    checked(generate, rules=("BUDGET",), profile="ci")
+    assert large <= {schedule for schedule, _ in InProcess.ran}
+
+
+def test_the_same_seed_runs_the_same_schedules(checked: Callable[..., Report]) -> None:
+    ran = []
+    for seed in (3, 3, 4):
+        checked(generate, rules=("BUDGET",), seed=seed)
+        ran.append(InProcess.ran)
+    assert ran[0] == ran[1] != ran[2]
+
+
+def test_progress_counts_to_its_total(checked: Callable[..., Report], monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Progress] = []
+    checked(forgets_subtraction, rules=("BUDGET",))
+    check(Options(TargetSpec("reference"), rules=("BUDGET",), profile="quick"), said.append)
+    phases = list(dict.fromkeys(p.phase for p in said))
+    assert phases == ["corpus", "drawn", "faulty engine", "shrinking"]
+    for phase in phases:
+        steps = [p for p in said if p.phase == phase]
+        assert [p.done for p in steps] == list(range(steps[0].total))
+
+
+def test_the_profiles_grow() -> None:
+    assert list(PROFILES) == ["quick", "ci", "deep"]
+    assert sorted(PROFILES.values()) == list(PROFILES.values())

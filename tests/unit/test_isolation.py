@@ -1,0 +1,187 @@
+"""The worker process: what its target does is survived, bounded in time, and ends with it."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from harness import isolation
+from harness.history import PLAIN, STREAM, Halted, Requested
+from harness.isolation import HarnessFault, Worker
+from harness.schedule import Attempt, Schedule
+from harness.targets import CannotJudge
+from harness.targets.spec import TargetSpec
+
+PROJECT = Path(__file__).resolve().parents[2]
+SCHEDULE = Schedule(budget=2, attempts=(Attempt("abort", after=1),))
+DROPPED = Schedule(budget=2, prompt="drop")
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def pid(worker: Worker) -> int:
+    assert worker._process is not None
+    return worker._process.pid
+
+
+@pytest.fixture
+def function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TargetSpec:
+    """A function target whose module is written by the test; it is the reference where it does nothing else."""
+    monkeypatch.setenv("PYTHONPATH", str(PROJECT))
+    return TargetSpec("function", root=str(tmp_path), function="client:f")
+
+
+def write(spec: TargetSpec, body: str, head: str = "") -> None:
+    text = f"""
+        import os, signal, sys, time
+        from reference_impl.generate import generate
+        {head}
+
+        async def f(args, sample, params):
+            {body}
+            return await generate(args, sample, params)
+        """
+    Path(spec.root, "client.py").write_text(dedent(text))
+
+
+def test_a_worker_serves_many_runs_and_then_ends() -> None:
+    with Worker(TargetSpec("reference")) as worker:
+        process = pid(worker)
+        assert (worker.ready.name, worker.ready.modes, worker.ready.absent) == ("reference", (PLAIN, STREAM), {})
+        for mode in (PLAIN, STREAM, PLAIN):
+            history = worker.run(SCHEDULE, mode)
+            assert (history.schedule, history.mode) == (SCHEDULE, mode)
+            assert [e.params["max_new_tokens"] for e in history.events if isinstance(e, Requested)] == [2, 1]
+        assert pid(worker) == process
+    assert not alive(process)
+    worker.close()  # may be called again
+
+
+def test_a_twin_is_another_process_for_the_same_target() -> None:
+    with Worker(TargetSpec("reference"), run_limit_s=7.0) as worker:
+        twin = worker.twin()
+        assert (twin.spec, twin.front, twin.run_limit_s) == (worker.spec, worker.front, 7.0)
+        twin.launch()
+        try:
+            assert pid(twin) != pid(worker)
+            assert twin.wait() == worker.ready
+            assert twin.run(SCHEDULE, PLAIN) == worker.run(SCHEDULE, PLAIN)
+        finally:
+            twin.close()
+
+
+@pytest.mark.parametrize(
+    ("act", "kind", "words"),
+    [
+        ("time.sleep(1e6)", "hang", "no end within 1 s"),
+        (
+            "print('last words', file=sys.stderr); os._exit(3)",
+            "exit",
+            "the target left its process (last output: last w",
+        ),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "exit", "the target left its process"),
+    ],
+    ids=["hang", "exit", "kill"],
+)
+def test_a_lost_worker_is_noted_and_started_again(function: TargetSpec, act: str, kind: str, words: str) -> None:
+    write(function, f"if sample.prompt == 'drop': {act}")
+    with Worker(function, run_limit_s=1.0) as worker:
+        first = pid(worker)
+        history = worker.run(DROPPED, PLAIN)
+        (halted,) = history.events
+        assert isinstance(halted, Halted)
+        assert halted.kind == kind and halted.message.startswith(words)
+        assert not alive(first)
+        worker.run_limit_s = 30.0
+        assert any(isinstance(e, Requested) for e in worker.run(SCHEDULE, PLAIN).events)
+        assert pid(worker) != first
+
+
+def test_restarts_are_bounded(function: TargetSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolation, "MAX_RESTARTS", 1)
+    write(function, "if sample.prompt == 'drop': os._exit(3)")
+    with Worker(function) as worker:
+        for _ in range(2):
+            worker.run(DROPPED, PLAIN)
+        with pytest.raises(CannotJudge, match=r"client:f .* 2 times"):
+            worker.run(SCHEDULE, PLAIN)
+
+
+def test_a_target_that_hangs_at_import_is_given_up(function: TargetSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolation, "LOAD_LIMIT_S", 1.0)
+    write(function, "", head="time.sleep(1e6)")
+    worker = Worker(function)
+    began = time.monotonic()
+    with pytest.raises(CannotJudge, match="does not end within 1 s"):
+        worker.start()
+    assert time.monotonic() - began < 20
+    assert worker._process is None
+
+
+def test_a_target_that_ends_at_import_is_given_up(function: TargetSpec) -> None:
+    write(function, "", head="print('so long', file=sys.stderr); sys.stderr.flush(); os._exit(0)")
+    with pytest.raises(CannotJudge, match=r"ends its process.*so long"):
+        Worker(function).start()
+
+
+def test_what_a_target_prints_is_no_answer(function: TargetSpec) -> None:
+    """Not on its standard output, and not in great amounts."""
+    write(function, """print('{"history": {}}', flush=True); print('x' * 10**6); os.write(1, b'y' * 10**5)""")
+    with Worker(function) as worker:
+        assert any(isinstance(e, Requested) for e in worker.run(SCHEDULE, PLAIN).events)
+
+
+def test_a_package_of_the_target_is_not_taken_for_ours(function: TargetSpec) -> None:
+    write(function, "")
+    Path(function.root, "harness.py").write_text("raise RuntimeError('not this one')")
+    with Worker(function) as worker:
+        assert worker.ready.modes == (PLAIN,)
+
+
+def test_a_fault_of_the_harness_is_no_verdict() -> None:
+    with pytest.raises(HarnessFault, match="no-such-front"):
+        Worker(TargetSpec("reference"), "no-such-front").start()
+
+
+@pytest.mark.parametrize("act", ["", "if sample.prompt == 'drop': raise KeyboardInterrupt"], ids=["idle", "in a run"])
+def test_what_the_target_starts_ends_with_it(function: TargetSpec, act: str, tmp_path: Path) -> None:
+    child = "child = os.fork()\nif child == 0: time.sleep(1e6)\nopen({!r}, 'w').write(str(child))"
+    head = f"exec({child.format(str(tmp_path / 'pid'))!r})"
+    write(function, act or "pass", head=head)
+    with Worker(
+        function, run_limit_s=1.0
+    ) as worker:  # the child keeps the pipe open, so that the exit looks like a hang
+        if act:
+            assert isinstance(worker.run(DROPPED, PLAIN).events[-1], Halted)
+        child_pid = int((tmp_path / "pid").read_text())
+    end = time.monotonic() + 5
+    while alive(child_pid) and _state(child_pid) != "Z" and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not alive(child_pid) or _state(child_pid) == "Z"
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
+
+
+def test_last_words_are_those_of_the_process_that_ended(function: TargetSpec) -> None:
+    act = "if sample.prompt == 'drop': os._exit(3)\n            elif sample.prompt == 'talk': "
+    write(function, act + "print('old news', file=sys.stderr); os._exit(3)")
+    with Worker(function) as worker:
+        worker.run(Schedule(budget=2, prompt="talk"), PLAIN)
+        (halted,) = worker.run(DROPPED, PLAIN).events
+    assert isinstance(halted, Halted)
+    assert "old news" not in halted.message

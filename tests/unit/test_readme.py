@@ -1,0 +1,182 @@
+"""The documents are true: commands, options, numbers, links, and the example on the first page."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from harness import check, verdict
+from harness.checkers import RULE_IDS
+from harness.cli import app
+from harness.engines import FRONTS
+
+PROJECT = Path(__file__).resolve().parents[2]
+README = (PROJECT / "README.md").read_text(encoding="utf-8")
+ARCHITECTURE = (PROJECT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+DOCUMENTS = [p.relative_to(PROJECT) for p in PROJECT.glob("*.md")] + [
+    Path("spec") / p.name for p in PROJECT.glob("spec/*.md")
+]
+
+
+def block(name: str) -> str:
+    """The console block behind a marker."""
+    found = re.search(rf"<!-- {name} -->\n```console\n(.*?)```", README, re.S)
+    assert found, name
+    return found[1]
+
+
+def options() -> set[str]:
+    command = typer.main.get_command(app)
+    commands = [command, *getattr(command, "commands", {}).values()]
+    return {name for c in commands for p in c.params for name in (*p.opts, *p.secondary_opts)} | {"--help"}
+
+
+def test_every_option_that_is_named_exists() -> None:
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", README + ARCHITECTURE))
+    assert {"--target", "--profile", "--seed", "--strict"} <= named
+    assert named <= options()
+
+
+def test_exit_statuses() -> None:
+    rows = {int(n): text for n, text in re.findall(r"^\| (\d+) \| (.+?) \|$", README, re.M)}
+    assert set(rows) == {
+        verdict.CONFORMS,
+        verdict.VIOLATES,
+        verdict.USAGE,
+        verdict.CANNOT,
+        verdict.FAULT,
+        130,
+    }
+    for status, word in (
+        (verdict.CONFORMS, "conforms"),
+        (verdict.VIOLATES, "violates"),
+        (verdict.USAGE, "usage"),
+        (verdict.CANNOT, "cannot be judged"),
+        (verdict.FAULT, "a fault of rolloutcheck"),
+        (130, "interrupted"),
+    ):
+        assert rows[status].startswith(word)
+
+
+def test_profiles() -> None:
+    names, numbers = "|".join(check.PROFILES), ", ".join(f"{n:,}" for n in check.PROFILES.values())
+    assert f"`--profile {names}` sets how many schedules ({numbers})" in README.replace("\n", " ")
+    assert check.Options.__dataclass_fields__["profile"].default == "ci"
+
+
+def test_engines() -> None:
+    assert f"`--engine {'|'.join((*FRONTS, 'all'))}`" in README
+
+
+def test_the_number_of_rules() -> None:
+    assert f"all {len(RULE_IDS)} single-sample rules" in README
+
+
+def test_the_test_command_is_what_gates() -> None:
+    script = (PROJECT / ".ci" / "run").read_text(encoding="utf-8")
+    (line,) = re.findall(r"^command=\$\((.+)\)$", script, re.M)
+    done = subprocess.run(["sh", "-c", line], cwd=PROJECT, capture_output=True, text=True, check=True, timeout=30)
+    assert "$ " + done.stdout.strip() == block("tests").strip()
+    assert 'sh -euc "$command"' in script
+
+
+def test_environments_of_tox() -> None:
+    tox = configparser.ConfigParser(interpolation=None)
+    tox.read(PROJECT / "tox.ini")
+    named = set(re.findall(r"tox (?:-q )?-e (\w+)", README))
+    assert named == {"property", "tests"}
+    assert {f"testenv:{name}" for name in named} <= set(tox.sections())
+    extras = (PROJECT / "pyproject.toml").read_text(encoding="utf-8")
+    for section in tox.sections():
+        for extra in tox.get(section, "extras", fallback="").split():
+            assert re.search(rf"^{extra} = \[", extras, re.M), extra
+    assert "python -m harness check {posargs" in tox["testenv:property"]["commands"]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+def test_relative_links_exist(document: Path) -> None:
+    text = (PROJECT / document).read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        file = (PROJECT / document).parent / name if name else PROJECT / document
+        assert file.exists(), target
+        if anchor and file.suffix == ".md":
+            linked = file.read_text(encoding="utf-8")
+            heads = {
+                re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in re.findall(r"^#+ (.+)$", linked, re.M)
+            }
+            assert f'<a id="{anchor}"></a>' in linked or anchor in heads, target
+
+
+@pytest.mark.parametrize("text", [README, ARCHITECTURE], ids=["README", "ARCHITECTURE"])
+def test_paths_exist(text: str) -> None:
+    named = set(re.findall(r"`((?:harness|spec|tests|benchmarks|reference_impl)/[\w./-]*)`", text))
+    for name in named - {"tests/regressions/corpus/NAME.json"}:
+        assert (PROJECT / name).exists(), name
+    for name in re.findall(r"`python (\S+\.py)`", text):
+        assert (PROJECT / name).exists(), name
+
+
+def test_the_folders_of_the_table_exist() -> None:
+    rows = re.findall(r"^\| (`.+?) \|", ARCHITECTURE, re.M)
+    assert len(rows) >= 8
+    for row in rows:
+        prefix = ""
+        for name in re.findall(r"`([\w./]+)`", row):
+            path = prefix + name if "/" not in name.rstrip("/") and prefix else name
+            prefix = f"{Path(path.rstrip('/')).parent}/"
+            assert (PROJECT / path).exists() or (PROJECT / f"{path}.py").exists(), path
+
+
+def test_no_machine_path() -> None:
+    for document in DOCUMENTS:
+        assert not re.search(
+            r"(?<![\w.])/(?:home|root|Users|tmp|work)/", (PROJECT / document).read_text(encoding="utf-8")
+        )
+
+
+def normal(text: str, target: str) -> list[str]:
+    """Without what differs from run to run: the target's name, the seconds, the number of schedules, the command."""
+    text = text.replace(target, "TARGET")
+    text = re.sub(r"\d+\.\d s$", "SECONDS", text, flags=re.M)
+    text = re.sub(r"invalid \d+", "invalid N", text)
+    text = re.sub(r"(replay failures/\S+) .+", r"\1", text)
+    return [line.rstrip().rstrip("─") for line in text.strip().splitlines()]
+
+
+def test_the_example_is_real_output(tmp_path: Path) -> None:
+    """slime at the revision of the issue forgets the same subtraction as a client of ours."""
+    command, _, shown = block("example").partition("\n")
+    target = "tests.faulty_clients:forgets_subtraction"
+    assert command.startswith("$ rolloutcheck check --target slime")
+    options = ("--rule", "BUDGET")
+    assert command.endswith(" ".join(options))
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", "check", "--target", target, *options],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(PROJECT), "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == verdict.VIOLATES
+    real = "\n".join(line.rstrip() for line in done.stdout.splitlines())
+    real = re.sub(r"\n\n\n+", "\n\n", real)
+    assert normal(real, target) == normal(shown, "slime@1eed24931")
+
+
+def test_the_commands_of_the_block_for_continuous_integration_parse() -> None:
+    (line,) = re.findall(r"^\$ tox -e property -- (.+)$", README, re.M)
+    command = typer.main.get_command(app)
+    group = getattr(command, "commands")  # noqa: B009 - typer's type does not know it
+    context = group["check"].make_context("check", line.split())
+    assert context.params["rule"] == ["BUDGET"]
