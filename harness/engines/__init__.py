@@ -75,7 +75,8 @@ class Session:
                 self.told(part)
             if data:
                 yield data
-            await asyncio.sleep(TICK_S if parts and parts[-1].flag else 0)
+            if self.split or (parts and parts[-1].flag):
+                await asyncio.sleep(TICK_S if parts and parts[-1].flag else 0)
         self.ended(reply)
         if reply.ending == "drop" and reply.parts:
             await asyncio.sleep(TICK_S)

@@ -3,19 +3,20 @@
 Whatever client a target builds, it ends in one of two seams: httpx's transport
 or aiohttp's connector. Both are replaced while the front runs, so a target is
 not told about it. For httpx the reply is handed to the transport's caller. For
-aiohttp the client's real protocol object is joined to aiohttp's own server
-protocol by a pair of in-memory transports, so that parsing, chunking and
-broken connections are aiohttp's, byte for byte. Any other address is refused:
-a target under test does not reach the network.
+aiohttp the client's real protocol object is joined by memory to `Connection`,
+which writes HTTP/1.1 bytes: what the client does with chunks and broken
+connections is aiohttp's own doing. Any other address is refused: a target under
+test does not reach the network.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
+from collections.abc import Callable
 from typing import Any
 
 from harness.engines import HOST, NOBODY, Session, content_type
-from harness.engines.web import Handler
 
 
 class InprocFront:
@@ -26,12 +27,10 @@ class InprocFront:
 
     def __init__(self) -> None:
         self._session: Session | None = None
-        self._handler = Handler()
         self._undo: list[Any] = []
 
     def attach(self, session: Session | None) -> None:
         self._session = session
-        self._handler.session = session
 
     async def start(self) -> None:
         self._patch_httpx()
@@ -41,7 +40,6 @@ class InprocFront:
         for undo in reversed(self._undo):
             undo()
         self._undo.clear()
-        await self._handler.close()
 
     def _replace(self, owner: Any, name: str, value: Any) -> None:
         before = getattr(owner, name)
@@ -104,10 +102,92 @@ class InprocFront:
                 raise aiohttp.ClientError(f"rolloutcheck allows no connection to {req.url.host}")
             loop = asyncio.get_running_loop()
             client = ResponseHandler(loop)
-            join(client, await front._handler.protocol(), loop)
+            join(client, Connection(lambda: front._session, loop), loop)
             return client
 
         self._replace(aiohttp.TCPConnector, "_create_connection", create)
+
+
+class Connection(asyncio.Protocol):
+    """The engine's end of a connection in memory: reads requests, writes replies as HTTP/1.1.
+
+    Written out because a general server costs as much as all the rest of an
+    example. It reads what HTTP clients write to it in this process, no more.
+    """
+
+    def __init__(self, session: Callable[[], Session | None], loop: asyncio.AbstractEventLoop) -> None:
+        self._session, self._loop = session, loop
+        self._buffer = bytearray()
+        self._transport: Any = None
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        while (request := _take(self._buffer)) is not None:
+            self._loop.create_task(self._reply(*request))
+
+    async def _reply(self, path: str, body: bytes) -> None:
+        session, transport = self._session(), self._transport
+        reply = session.open(path, body) if session is not None else None
+        if session is None or reply is None or reply.status is None:
+            if session is not None and reply is not None:
+                session.ended(reply)
+            transport.close()
+            return
+        head = f"HTTP/1.1 {reply.status} {_REASONS.get(reply.status, '')}\r\nContent-Type: {content_type(reply)}\r\n"
+        # A broken plain reply promises more bytes than it brings.
+        length = sum(len(p.data) for p in reply.parts) + (reply.ending == "drop" and reply.lost is not None)
+        head += "Transfer-Encoding: chunked\r\n\r\n" if reply.stream else f"Content-Length: {length}\r\n\r\n"
+        pending = head.encode()
+        async for piece in session.send(reply, transport.is_closing):
+            transport.write(pending + (b"%x\r\n%b\r\n" % (len(piece), piece) if reply.stream else piece))
+            pending = b""
+        if reply.ending == "drop":
+            transport.write(pending)
+            transport.close()
+        else:
+            transport.write(pending + (b"0\r\n\r\n" if reply.stream else b""))
+
+
+_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 429: "Too Many Requests", 503: "Service Unavailable"}
+_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+_CHUNKED = re.compile(rb"\r\ntransfer-encoding: *chunked", re.IGNORECASE)
+
+
+def _take(buffer: bytearray) -> tuple[str, bytes] | None:
+    """The path and body of a whole request, taken off the buffer; None while it is not whole."""
+    end = buffer.find(b"\r\n\r\n")
+    if end < 0:
+        return None
+    head, start = bytes(buffer[:end]), end + 4
+    if _CHUNKED.search(head):
+        body, start = _dechunk(buffer, start)
+        if start < 0:
+            return None
+    else:
+        found = _LENGTH.search(head)
+        length = int(found[1]) if found else 0
+        if len(buffer) < start + length:
+            return None
+        body, start = bytes(buffer[start : start + length]), start + length
+    del buffer[:start]
+    return head.split(b" ", 2)[1].decode(), body
+
+
+def _dechunk(buffer: bytearray, start: int) -> tuple[bytes, int]:
+    """A chunked body and where it ends, -1 while it is not whole."""
+    body = b""
+    while (line := buffer.find(b"\r\n", start)) >= 0:
+        size = int(buffer[start:line].partition(b";")[0], 16)
+        start = line + 2 + size + 2
+        if len(buffer) < start:
+            break
+        if size == 0:
+            return body, start
+        body += bytes(buffer[line + 2 : line + 2 + size])
+    return b"", -1
 
 
 class MemoryTransport(asyncio.Transport):
@@ -120,7 +200,7 @@ class MemoryTransport(asyncio.Transport):
         self._closing = False
 
     def write(self, data: Any) -> None:
-        if not self._closing:
+        if data and not self._closing:
             self._loop.call_soon(self._arrive, bytes(data))
 
     def writelines(self, parts: Any) -> None:

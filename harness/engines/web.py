@@ -1,9 +1,8 @@
-"""The engine as an aiohttp request handler: shared by the loopback server and the in-memory front."""
+"""The engine as an aiohttp request handler, for the loopback server."""
 
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 from aiohttp import web
 
@@ -18,10 +17,6 @@ class Handler:
     def __init__(self) -> None:
         self.session: Session | None = None
         self._server: web.Server | None = None
-
-    async def protocol(self) -> Any:
-        """A server protocol for one connection."""
-        return (await self.server())()
 
     async def server(self) -> web.Server:
         if self._server is None:
