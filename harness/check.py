@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from itertools import chain
 
 import spec
@@ -27,7 +29,7 @@ from harness.targets import CannotJudge
 from harness.targets.spec import TargetSpec
 from harness.verdict import INVALID, UNKNOWN, VALID, Counterexample, Result
 
-PROFILES = {"quick": 60, "ci": 300, "deep": 20_000}
+PROFILES = {"quick": 30, "ci": 300, "deep": 20_000}
 """Schedules drawn on a conforming engine; a quarter as many again on a faulty one."""
 
 QUICK_BUDGET = 1_000
@@ -35,6 +37,8 @@ QUICK_BUDGET = 1_000
 
 CONFIRMATIONS = 2
 """Times a counterexample must fail again in a fresh process: a client may fail every other time."""
+
+LOOKAHEAD = 4
 
 MODE_SETS = {"plain": (PLAIN,), "stream": (STREAM,), "incremental": (INCREMENTAL,), "both": (PLAIN, STREAM)}
 COMPARES_MODES = ("MODE-EQ", "RETRY")
@@ -81,8 +85,10 @@ def check(options: Options, tell: Callable[[Progress], None] = lambda progress: 
     results: list[Result] = []
     for engine in options.engines:
         try:
-            with Worker(options.target, engine, options.tokenizer, run_limit_s=options.run_limit_s) as worker:
-                ready = worker.ready
+            with closing(Worker(options.target, engine, options.tokenizer, run_limit_s=options.run_limit_s)) as worker:
+                worker.launch()
+                import_module("harness.strategies")  # Hypothesis takes as long to import as most targets
+                ready = worker.wait()
                 search = _Search(worker, _modes(ready, options.modes), options, engine, tell)
                 try:
                     search.run()
@@ -158,9 +164,7 @@ class _Search:
         known = [
             e.schedule for e in corpus.load() if self.options.profile != "quick" or e.schedule.budget <= QUICK_BUDGET
         ]
-        for done, entry in enumerate(known):
-            self.tell(Progress(self.engine, "corpus", done, len(known)))
-            self._observe(entry)
+        self._observe_all("corpus", known, len(known))
         if not any(
             isinstance(e, Requested) for h in self._histories.values() if isinstance(h, History) for e in h.events
         ):
@@ -190,7 +194,7 @@ class _Search:
 
     def _count(self, faulty: bool) -> int:
         count = PROFILES[self.options.profile]
-        return max(count // 4, 15) if faulty else count
+        return max(count // 4, 10) if faulty else count
 
     # running and judging
 
@@ -223,7 +227,7 @@ class _Search:
         if self.cannot & set(schedule.kinds):
             self.skipped += 1
             return
-        for mode, case in self._cases(schedule, self.modes, baseline="RESUME-EQ" in self.rules):
+        for mode, case in self._cases(schedule, self.modes, baseline=self._baseline(schedule)):
             for rule in self.rules:
                 tally = self.tallies.get((rule, mode, schedule.faulty_engine))
                 if tally is None:
@@ -267,9 +271,37 @@ class _Search:
         from harness.strategies import drawn
 
         count = self._count(faulty)
-        for done, schedule in enumerate(drawn(count, self.options.seed, faulty=faulty)):
-            self.tell(Progress(self.engine, phase, done, count))
-            self._observe(schedule)
+        self._observe_all(phase, drawn(count, self.options.seed, faulty=faulty), count)
+
+    def _observe_all(self, phase: str, schedules: Iterable[Schedule], total: int) -> None:
+        """Observes schedule after schedule; the worker is a few ahead of the checkers."""
+        waiting: deque[Schedule] = deque()
+        done = 0
+
+        def observe() -> None:
+            nonlocal done
+            self.tell(Progress(self.engine, phase, done, total))
+            self._observe(waiting.popleft())
+            done += 1
+
+        for schedule in schedules:
+            self._send_ahead(schedule)
+            waiting.append(schedule)
+            if len(waiting) > LOOKAHEAD:
+                observe()
+        while waiting:
+            observe()
+
+    def _send_ahead(self, schedule: Schedule) -> None:
+        if self.cannot & set(schedule.kinds):
+            return
+        for run in (schedule, *((schedule.uninterrupted(),) if self._baseline(schedule) else ())):
+            for mode in self.modes:
+                if (run, mode) not in self._histories:
+                    self.worker.ahead(run, mode)
+
+    def _baseline(self, schedule: Schedule) -> bool:
+        return "RESUME-EQ" in self.rules and bool(schedule.attempts)
 
     def _breaks(self, key: _Key, schedule: Schedule) -> Finding | None:
         """The finding of a rule on a schedule, if it is broken there."""

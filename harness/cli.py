@@ -81,7 +81,7 @@ def check(
         str, typer.Option(help="inproc, loopback, aioresponses, several with commas, or all.")
     ] = "inproc",
     rule: Annotated[list[str] | None, typer.Option(help="A rule id; may be repeated. Default: all.")] = None,
-    profile: Annotated[Profile, typer.Option(help="How many schedules: 60, 300 or 20,000.")] = Profile.ci,
+    profile: Annotated[Profile, typer.Option(help="How many schedules: 30, 300 or 20,000.")] = Profile.ci,
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same schedules.")] = 0,
     strict: Annotated[bool, typer.Option("--strict", help="SHOULD rules and faulty engines gate too.")] = False,
     json_file: JsonOption = None,

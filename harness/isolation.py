@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import selectors
+import queue
 import signal
 import subprocess
 import sys
@@ -30,6 +30,7 @@ LOAD_LIMIT_S = 60.0
 RUN_LIMIT_S = 20.0
 MAX_REPLY = 1 << 28  # bytes; a history of the longest schedule allowed is far below
 EXIT_CHECK_S = 0.5
+MAX_AHEAD = 48  # small enough for the requests to fit into a pipe
 MAX_RESTARTS = 3  # each may have cost RUN_LIMIT_S
 
 
@@ -60,7 +61,9 @@ class Worker:
     ) -> None:
         self.spec, self.front, self.tokenizer, self.run_limit_s = spec, front, tokenizer, run_limit_s
         self._process: subprocess.Popen[bytes] | None = None
-        self._buffer = bytearray()
+        self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._sent: deque[tuple[Schedule, str]] = deque()
+        self._early: dict[tuple[Schedule, str], History | CannotJudge] = {}
         self._said: deque[str] = deque(maxlen=20)
         self._restarts = 0
         self.ready = Ready("", (), {}, ())
@@ -85,7 +88,6 @@ class Worker:
         """Starts the process and does not wait: `wait` must follow."""
         # The package's own folder is named, so that a target's `harness` on sys.path is not taken for ours.
         command = [sys.executable, "-c", _BOOT, os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
-        self._buffer.clear()
         self._said.clear()
         self._process = process = subprocess.Popen(
             command,
@@ -94,7 +96,9 @@ class Worker:
             stderr=subprocess.PIPE,
             start_new_session=True,  # so that what the target starts is stopped with it
         )
-        threading.Thread(target=self._drain, args=(process,), daemon=True).start()
+        self._lines = queue.SimpleQueue()
+        for work in ((self._drain, (process,)), (self._read, (process, self._lines))):
+            threading.Thread(target=work[0], args=work[1], daemon=True).start()
         self._send({"target": self.spec.to_json(), "front": self.front, "tokenizer": self.tokenizer})
 
     def wait(self) -> Ready:
@@ -114,8 +118,28 @@ class Worker:
         self.ready = Ready(given["name"], tuple(given["modes"]), given["absent"], tuple(given["stubbed"]))
         return self.ready
 
+    def ahead(self, wanted: Schedule, mode: str) -> None:
+        """Sends a run whose result `run` will want later, so that target and checkers work side by side."""
+        if self._process is not None and len(self._sent) < MAX_AHEAD and (wanted, mode) not in self._sent:
+            self._sent.append((wanted, mode))
+            self._send({"schedule": schedule.to_json(wanted), "mode": mode})
+
     def run(self, wanted: Schedule, mode: str) -> History:
         """The history of a run. Raises CannotJudge or HarnessFault."""
+        key = (wanted, mode)
+        while key in self._sent:  # answers come in the order of the requests
+            first = self._sent.popleft()
+            if first == key:
+                return self._answer(wanted, mode)
+            try:
+                self._early[first] = self._answer(*first)
+            except CannotJudge as error:
+                self._early[first] = error
+        early = self._early.pop(key, None)
+        if isinstance(early, CannotJudge):
+            raise early
+        if early is not None:
+            return early
         if self._process is None:
             if self._restarts >= MAX_RESTARTS:
                 raise CannotJudge(
@@ -123,12 +147,23 @@ class Worker:
                 )
             self._restarts += 1
             self.start()
+        while self._sent:  # what was sent ahead and is not wanted yet
+            first = self._sent[0]
+            with contextlib.suppress(CannotJudge):
+                self._early[first] = self.run(*first)
+        if self._process is None:
+            return self.run(wanted, mode)
         self._send({"schedule": schedule.to_json(wanted), "mode": mode})
+        return self._answer(wanted, mode)
+
+    def _answer(self, wanted: Schedule, mode: str) -> History:
+        """The next answer, which is that of this run. A hang or an exit takes the runs behind it along."""
         answer = self._receive(self.run_limit_s)
         if isinstance(answer, str):
-            self.close()
             message = f"no end within {self.run_limit_s:.0f} s" if answer == "hang" else "the target left its process"
-            return History(wanted, mode, (), -1, (Halted(0, 0, answer, message + self._last_words()),))
+            words = self._last_words()
+            self.close()
+            return History(wanted, mode, (), -1, (Halted(0, 0, answer, message + words),))
         self._raise_unless(answer, "history")
         return history.from_json(answer["history"])
 
@@ -139,15 +174,15 @@ class Worker:
     def close(self) -> None:
         """Ends the process and everything it started."""
         process, self._process = self._process, None
+        self._sent.clear()
         if process is None:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        for stream in (process.stdin, process.stdout):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
+        if process.stdin is not None:
+            with contextlib.suppress(OSError):
+                process.stdin.close()
 
     def _raise_unless(self, answer: dict[str, Any], key: str) -> None:
         if "cannot" in answer:
@@ -166,29 +201,29 @@ class Worker:
 
     def _receive(self, limit_s: float) -> dict[str, Any] | str:
         """The next answer, or "hang" or "exit"."""
-        assert self._process is not None and self._process.stdout is not None
-        descriptor, end = self._process.stdout.fileno(), time.monotonic() + limit_s
-        with selectors.DefaultSelector() as selector:
-            selector.register(descriptor, selectors.EVENT_READ)
-            while (cut := self._buffer.find(b"\n")) < 0:
-                left = end - time.monotonic()
-                if left <= 0 or len(self._buffer) > MAX_REPLY:
-                    return "hang"
-                if not selector.select(min(left, EXIT_CHECK_S)):
-                    if self._process.poll() is not None:  # a child of it may keep the pipe open
-                        return "exit"
-                    continue
-                data = os.read(descriptor, 1 << 18)
-                if not data:
+        assert self._process is not None
+        end = time.monotonic() + limit_s
+        while True:
+            try:
+                line = self._lines.get(timeout=max(min(end - time.monotonic(), EXIT_CHECK_S), 0.001))
+                break
+            except queue.Empty:
+                if self._process.poll() is not None:  # a child of it may keep the pipe open
                     return "exit"
-                self._buffer += data
-        line = bytes(self._buffer[:cut])
-        del self._buffer[: cut + 1]
+                if time.monotonic() >= end:
+                    return "hang"
         try:
             answer: dict[str, Any] = json.loads(line)
         except ValueError:
-            return "exit"  # cut off in the middle of an answer
+            return "exit"  # the end, or cut off in the middle of an answer
         return answer
+
+    def _read(self, process: subprocess.Popen[bytes], lines: queue.SimpleQueue[bytes]) -> None:
+        assert process.stdout is not None
+        with contextlib.suppress(ValueError, OSError):
+            while line := process.stdout.readline(MAX_REPLY):
+                lines.put(line)
+        lines.put(b"")
 
     def _drain(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stderr is not None

@@ -50,11 +50,7 @@ class InProcess:
         absent = {mode: str(error) for mode, error in self.target.absent.items()}
         self.ready = Ready(self.target.name, self.target.modes, absent, ())
 
-    def __enter__(self) -> InProcess:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def ahead(self, schedule: Schedule, mode: str) -> None: ...
 
     def run(self, schedule: Schedule, mode: str) -> History:
         self.ran.append((schedule, mode))

@@ -185,3 +185,28 @@ def test_last_words_are_those_of_the_process_that_ended(function: TargetSpec) ->
         (halted,) = worker.run(DROPPED, PLAIN).events
     assert isinstance(halted, Halted)
     assert "old news" not in halted.message
+
+
+def test_runs_that_were_sent_ahead_keep_their_places() -> None:
+    schedules = [Schedule(budget=n, attempts=(Attempt("abort", after=1),)) for n in range(2, 8)]
+    with Worker(TargetSpec("reference")) as worker:
+        alone = [worker.run(s, mode) for s in schedules for mode in (PLAIN, STREAM)]
+        for s in schedules:
+            for mode in (PLAIN, STREAM):
+                worker.ahead(s, mode)
+        last = worker.run(schedules[-1], STREAM)
+        between = worker.run(Schedule(budget=9), PLAIN)
+        assert [worker.run(s, mode) for s in schedules for mode in (PLAIN, STREAM)] == alone
+    assert last == alone[-1] and between.schedule.budget == 9
+
+
+def test_a_hang_takes_nothing_along_but_itself(function: TargetSpec) -> None:
+    write(function, "if sample.prompt == 'drop': time.sleep(1e6)")
+    good, bad = Schedule(prompt="a", budget=2), Schedule(prompt="drop", budget=2)
+    with Worker(function, run_limit_s=1) as worker:
+        for schedule in (good, bad, good, Schedule(budget=3)):
+            worker.ahead(schedule, PLAIN)
+        assert not isinstance(worker.run(good, PLAIN).events[-1], Halted)
+        halted = worker.run(bad, PLAIN).events[-1]
+        assert isinstance(halted, Halted) and halted.kind == "hang"
+        assert not isinstance(worker.run(Schedule(budget=3), PLAIN).events[-1], Halted)
