@@ -117,7 +117,7 @@ class Returned:
 
     ``decoded`` are the texts the response ids may have (special tokens shown or
     not, a last stop token cut), ``torn`` the same joined from what each request
-    brought, where a character fell between two of them; ``others`` are the
+    brought, where that holds a part of a character; ``others`` are the
     siblings, ``writes`` the fields of args it set.
     """
 

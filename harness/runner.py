@@ -239,7 +239,8 @@ class _Life:
             for a in answers
             for skip in (False, True)
         ]
-        torn = joined if seams and joined != texts[: len(joined)] else []
+        # Bytes that are no character on their own may also be held back by the engine when it is interrupted.
+        torn = joined if seams and "\ufffd" in joined[0] else []
         return tuple(dict.fromkeys(texts)), tuple(dict.fromkeys(torn))
 
     def _seams(self, number: int, length: int) -> list[int]:

@@ -32,7 +32,7 @@ def shrink(schedule: Schedule, broken: Callable[[Schedule], bool]) -> Schedule:
     while found:
         found = False
         for simpler in _simpler(current):
-            if simpler in seen or size(simpler) >= size(current) or _odd(simpler) > _odd(current):
+            if simpler in seen or size(simpler) >= size(current):
                 continue
             seen.add(simpler)
             if len(seen) > MAX_TRIES:
@@ -44,8 +44,9 @@ def shrink(schedule: Schedule, broken: Callable[[Schedule], bool]) -> Schedule:
 
 
 def size(schedule: Schedule) -> tuple[int, ...]:
-    """What smaller means, for `min` and comparisons: less that is unusual, then fewer attempts, then smaller numbers.
+    """What smaller means, for `min` and comparisons.
 
+    No mistake of the caller's, less that is unusual, fewer attempts, smaller numbers, in this order.
     A sample from a buffer weighs more than the aborted attempt that explains how it got there.
     """
     unusual = sum(getattr(schedule, n) != getattr(_PLAIN, n) for n in _FIELDS) + 2 * bool(schedule.preload)
@@ -54,11 +55,11 @@ def size(schedule: Schedule) -> tuple[int, ...]:
     numbers = sum(getattr(schedule, n) or 0 for n in _NUMBERS) + schedule.samples + schedule.images
     numbers += sum(a.after + a.at + a.times + (a.code or 0) for a in attempts)
     rest = len(schedule.prompt) + len(schedule.script) + len(schedule.chunks) + sum(schedule.chunks)
-    return (unusual + len(attempts) + interrupted, len(attempts), numbers, rest, _order(schedule))
+    return (_odd(schedule), unusual + len(attempts) + interrupted, len(attempts), numbers, rest, _order(schedule))
 
 
 def _odd(schedule: Schedule) -> int:
-    """How many of the caller's own mistakes a schedule holds; shrinking must not add one."""
+    """How many of the caller's own mistakes a schedule holds: they persuade nobody."""
     too_long = schedule.context is not None and schedule.context < len(schedule.prompt)
     return too_long + (schedule.min_new_tokens > schedule.budget)
 

@@ -7,7 +7,7 @@ fault a checker can have: nobody reads the second report of a tool that cried wo
 from __future__ import annotations
 
 import copy
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -214,6 +214,27 @@ class JoinsTexts(Reference):
         sample.response = text + tokenizer(args).decode(new, skip_special_tokens=skip)
 
 
+class KeepsEngineText(Reference):
+    """Takes the engine's text and adds it to what it has, as slime does: held back and torn characters included."""
+
+    _said: str = ""
+
+    def read(self, reply: Mapping[str, Any]) -> tuple[Sequence[int], Sequence[float]]:
+        self._said = reply.get("text", "")
+        return super().read(reply)
+
+    def add(self, stream: Stream, event: Mapping[str, Any]) -> None:
+        before = self._said if stream.meta else ""
+        stream.add(event)
+        new = len((event.get("meta_info") or {}).get("output_token_logprobs") or ())
+        self._said = event.get("text", "") if new == len(stream.tokens) else before + event.get("text", "")
+
+    def settle(self, args: Any, sample: Sample, ask: Ask, *answer: Any) -> None:
+        text = sample.response
+        keep(args, sample, ask, *answer)
+        sample.response = text + self._said
+
+
 class HidesSpecialTokens(Reference):
     """Special tokens never show in its texts."""
 
@@ -291,10 +312,12 @@ class Odd:
     plain: Generate
     stream: Generate
     liberty: str
+    conforming_only: bool = False
+    """Odd, but at the mercy of an engine that leaves a field out."""
 
 
-def _odd(cls: type[Reference], liberty: str) -> Odd:
-    return Odd(cls.__name__, *cls().both(), liberty)
+def _odd(cls: type[Reference], liberty: str, *, conforming_only: bool = False) -> Odd:
+    return Odd(cls.__name__, *cls().both(), liberty, conforming_only)
 
 
 ODD: tuple[Odd, ...] = (
@@ -312,6 +335,7 @@ ODD: tuple[Odd, ...] = (
     _odd(EndsInReserve, "item 7"),
     _odd(EndsAbortedAtStop, "items 1 and 2"),
     _odd(JoinsTexts, "item 6"),
+    _odd(KeepsEngineText, "item 6", conforming_only=True),
     _odd(HidesSpecialTokens, "TEXT"),
     _odd(NoMask, "item 5"),
     _odd(MasksOldTokens, "ALIGN"),
