@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.checkers import Case, Finding, checker, halt
+from harness.checkers.trace import Trace
 from harness.engines import front
-from harness.history import INCREMENTAL, MODES, PLAIN, STREAM, History
+from harness.history import INCREMENTAL, MODES, PLAIN, STREAM, History, Raised
 from harness.isolation import Worker
 from harness.replay import Failure
 from harness.reporters import failure
@@ -74,8 +75,13 @@ def _one(worker: Worker, engine: str, file: Path, stored: Failure, mode: str) ->
     stopped = halt(histories[mode])
     if stopped is not None:
         return cannot(f"call {stopped.attempt + 1}: {stopped.kind}: {stopped.message}")
-    if finding is None:
-        return cannot(f"{stored.rule} has nothing to judge on this schedule with this target")
+    if finding is None:  # as where the right client sends no request, and CONTEXT has none to judge
+        turns = Trace(histories[mode]).turns
+        raised = next((t.outcome for t in turns if isinstance(t.outcome, Raised) and t.live), None)
+        if raised is not None:
+            return cannot(f"{stored.rule} has nothing to judge: the target raises {raised.error}: {raised.message}")
+        reason = f"{stored.rule} is not broken, and is no longer put to the test"
+        return Answer(file, target, FIXED, reason, (f"{reason}   {target}   {mode}   {engine}",))
     return Answer(file, target, FIXED, "", (f"{stored.rule} holds   {target}   {mode}   {engine}",))
 
 

@@ -39,6 +39,7 @@ CONFIRMATIONS = 2
 """Times a counterexample must fail again in a fresh process: a client may fail every other time."""
 
 LOOKAHEAD = 4
+INTERRUPTED = "interrupted"
 
 MODE_SETS = {"plain": (PLAIN,), "stream": (STREAM,), "incremental": (INCREMENTAL,), "both": (PLAIN, STREAM)}
 COMPARES_MODES = ("MODE-EQ", "RETRY")
@@ -380,7 +381,7 @@ class _Search:
                 runs = f" ({len(tally.reasons)} runs)" if len(tally.reasons) > 1 else ""
                 verdict, reason = UNKNOWN, tally.reasons[0] + runs
             elif not complete:
-                verdict, reason = UNKNOWN, "interrupted"
+                verdict, reason = UNKNOWN, INTERRUPTED
             elif not tally.judged:
                 if faulty:
                     continue  # most rules are not touched by the few faults of an engine

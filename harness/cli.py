@@ -51,6 +51,9 @@ class Failed(Exception):
 
 
 TargetOption = Annotated[str, typer.Option(help="reference, slime, or your own pkg.mod:function.")]
+ReplayTargetOption = Annotated[
+    str | None, typer.Option(help="As for check. Default: the reference, for failures of the reference and the corpus.")
+]
 PathOption = Annotated[
     Path | None, typer.Option(help="slime: a checkout or bare repository. A function: a folder to import from.")
 ]
@@ -127,7 +130,7 @@ def check(
 @app.command()
 def replay(
     files: Annotated[list[Path], typer.Argument(help="Failure files, or entries of the corpus.")],
-    target: TargetOption = "reference",
+    target: ReplayTargetOption = None,
     path: PathOption = None,
     rev: RevOption = None,
     twin: TwinOption = None,
@@ -146,6 +149,11 @@ def replay(
         read = [(file, stored.read(file)) for file in files]
     except stored.BadFile as error:
         raise Failed(USAGE, str(error)) from error
+    if target is None:
+        others = sorted({stored_.target for _, stored_ in read} - {"", "reference"})
+        if others:
+            raise Failed(USAGE, f"this failure is one of {others[0]}: name the --target to run it against")
+        target = "reference"
     if mode is Mode.both:
         raise Failed(USAGE, "replay runs one mode: plain, stream or incremental")
     engines = _engines(engine) if engine else None
@@ -412,7 +420,8 @@ def _status(arguments: list[str] | None) -> int:
     except Exception as error:
         usage = getattr(error, "format_message", None)  # typer's own, whichever click it carries
         if usage is not None:
-            return _say(str(usage()).strip().replace("\n", " "), USAGE)
+            message = str(usage()).strip().replace("\n", " ")
+            return _say(message, USAGE) if message else USAGE
         import traceback
 
         return _say(f"a fault of rolloutcheck itself, please report it:\n{traceback.format_exc()}", FAULT)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.check import Report
+from harness.check import INTERRUPTED, Report
 from harness.history import MODES
 from harness.verdict import INVALID, UNKNOWN, VALID, Result
 
@@ -73,6 +73,8 @@ def unknowns(results: Iterable[Result]) -> list[str]:
         if result.verdict == UNKNOWN:
             by_reason.setdefault(result.reason, []).append(result)
     return [
-        f"unknown: {', '.join(dict.fromkeys(f'{r.rule} {r.mode}' for r in group))}: {reason}"
+        "unknown: what was not finished: interrupted"
+        if reason == INTERRUPTED
+        else f"unknown: {', '.join(dict.fromkeys(f'{r.rule} {r.mode}' for r in group))}: {reason}"
         for reason, group in by_reason.items()
     ]

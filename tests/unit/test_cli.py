@@ -473,9 +473,23 @@ def test_the_replay_command_on_the_screen_works(violation: Violation) -> None:
 
 
 def test_replay_on_the_reference_says_fixed(violation: Violation, inside: Inside) -> None:
-    done = inside("replay", str(violation.file), cwd=violation.folder)
+    done = inside("replay", str(violation.file), "--target", "reference", cwd=violation.folder)
     assert (done.status, done.err) == (CONFORMS, "")
     assert done.out == f"FIXED   {violation.file}\n  BUDGET holds   reference   plain   inproc\n"
+
+
+def test_replay_of_another_target_s_failure_wants_the_target_named(violation: Violation, inside: Inside) -> None:
+    done = inside("replay", str(violation.file), cwd=violation.folder)
+    assert (done.status, done.out) == (USAGE, "")
+    assert "name the --target to run it against" in done.err and len(done.err.splitlines()) == 1
+
+
+def test_replay_says_fixed_where_the_right_client_asks_nothing(tmp_path: Path, inside: Inside) -> None:
+    """CONTEXT has no request to judge on the reference, and that is what was wanted."""
+    schedule = {"prompt": "a", "budget": 1, "context": 1, "script": [65], "attempts": []}
+    (tmp_path / "one.json").write_text(json.dumps({**GOOD, "rule": "CONTEXT", "schedule": schedule}))
+    done = inside("replay", "one.json", "--target", "reference", cwd=tmp_path)
+    assert done.status == CONFORMS and done.out.startswith("FIXED")
 
 
 def test_replay_in_a_mode_that_is_absent_says_cannot_run(violation: Violation) -> None:
@@ -558,7 +572,7 @@ def test_an_interrupt_shows_what_is_known_and_leaves_nobody(tmp_path: Path) -> N
     assert (process.returncode, time.monotonic() - began < SOON_S) == (INTERRUPTED, True)
     assert err.splitlines()[-1] == "rolloutcheck: interrupted; the verdicts above are what was known by then"
     assert re.search(r"^ BUDGET   MUST    unknown \d+   unknown \d+   unknown \d+ *$", out, re.M)
-    assert "unknown: BUDGET plain, BUDGET stream, BUDGET incremental: interrupted" in out
+    assert "unknown: what was not finished: interrupted" in out
     assert not command.left()
 
 
