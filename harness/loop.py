@@ -19,7 +19,7 @@ from typing import Any
 
 MAX_STEPS = 200_000
 MAX_VIRTUAL_S = 100_000.0
-GRACE_S, REAL_WAIT_S = 0.05, 0.002
+GRACE_S, REAL_WAIT_S = 0.05, 0.0005
 LAST_WAIT_S = {"threads": 5.0, "sockets": 0.2}  # before a deadlock is declared
 
 

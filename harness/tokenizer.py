@@ -18,6 +18,8 @@ from typing import Any
 MERGES = ("ab", "abc", " a", " ab", "12", "th", "the", " the", "é", "日", "本")
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|image|>")
 EOS = "<|endoftext|>"
+SHORT = 64
+"""Texts of so few tokens are remembered."""
 
 
 def _byte_alphabet() -> list[str]:
@@ -52,6 +54,7 @@ class SmallTokenizer:
                     merges.append((pieces[0], pieces[1]))
                     vocab[merged] = len(vocab)
                 pieces[:2] = [merged]
+        self._texts: dict[tuple[tuple[int, ...], bool], str] = {}  # an engine says the same few texts again and again
         self.backend: Any = Tokenizer(models.BPE(vocab=vocab, merges=merges))
         self.backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         self.backend.decoder = decoders.ByteLevel()
@@ -71,8 +74,18 @@ class SmallTokenizer:
         return ids
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False, **_: Any) -> str:
-        ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
-        text: str = self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        ids = (token_ids,) if isinstance(token_ids, int) else tuple(token_ids)
+        if len(ids) > SHORT:
+            return self._decode(ids, skip_special_tokens)
+        key = (ids, skip_special_tokens)
+        if key not in self._texts:
+            if len(self._texts) > 10_000:
+                self._texts.clear()
+            self._texts[key] = self._decode(ids, skip_special_tokens)
+        return self._texts[key]
+
+    def _decode(self, ids: tuple[int, ...], skip_special_tokens: bool) -> str:
+        text: str = self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
     def batch_decode(self, sequences: Any, skip_special_tokens: bool = False, **_: Any) -> list[str]:
