@@ -20,7 +20,7 @@ from itertools import chain
 
 import spec
 from harness import corpus
-from harness.checkers import HOLDS, RULE_IDS, Case, Finding, checker, halt
+from harness.checkers import RULE_IDS, Case, Finding, Judgement, checker, halt
 from harness.history import INCREMENTAL, PLAIN, STREAM, TERMINAL, Halted, History, Raised, Requested
 from harness.isolation import RUN_LIMIT_S, Ready, Worker
 from harness.schedule import Schedule
@@ -159,7 +159,6 @@ class _Search:
         self.found: dict[_Key, Counterexample] = {}
         self.flaky: dict[_Key, str] = {}
         self._histories: dict[tuple[Schedule, str], History | CannotJudge] = {}
-        self.skipped = 0
 
     def run(self) -> None:
         known = [
@@ -226,7 +225,6 @@ class _Search:
     def _observe(self, schedule: Schedule) -> None:
         """Runs a schedule in every mode and lets every checker judge it."""
         if self.cannot & set(schedule.kinds):
-            self.skipped += 1
             return
         for mode, case in self._cases(schedule, self.modes, baseline=self._baseline(schedule)):
             for rule in self.rules:
@@ -237,12 +235,13 @@ class _Search:
                     if not case.not_applicable:
                         tally.reasons.append(str(case))
                     continue
-                verdict, reason = self.judge(rule, case)
-                tally.judged += verdict in (VALID, INVALID)
-                if verdict == INVALID:
+                judgement = self.judge(rule, case)
+                if isinstance(judgement, str):
+                    tally.reasons.append(judgement)
+                elif judgement is not None:
+                    tally.judged += 1
+                if isinstance(judgement, Finding):
                     self._broken(rule, mode, schedule)
-                elif verdict == UNKNOWN:
-                    tally.reasons.append(reason)
 
     def _broken(self, rule: str, mode: str, schedule: Schedule) -> None:
         """Notes a schedule that breaks a rule. One that also does without the engine's faults is noted without."""
@@ -253,18 +252,16 @@ class _Search:
         if tally.broken is None or size(schedule) < size(tally.broken):
             tally.broken = schedule
 
-    def judge(self, rule: str, case: Case) -> tuple[str, str]:
-        """A rule on one case: valid, invalid, unknown with a reason, or "" where there is nothing to judge."""
+    def judge(self, rule: str, case: Case) -> Judgement | str:
+        """What the rule's checker says of one case, or in words why that is unknown."""
         try:
-            finding = self.checkers[rule](case)
+            judgement = self.checkers[rule](case)
         except Exception as crash:
-            return UNKNOWN, f"the checker of {rule} crashed: {type(crash).__name__}: {crash}"[:300]
-        if isinstance(finding, Finding):
-            return INVALID, finding.message
+            return f"the checker of {rule} crashed: {type(crash).__name__}: {crash}"[:300]
         stopped = halt(case.history)
-        if stopped is not None and stopped.kind != "storm":
-            return UNKNOWN, f"call {stopped.attempt + 1}: {stopped.kind}: {stopped.message}"
-        return (VALID, "") if finding is HOLDS else ("", "")
+        if not isinstance(judgement, Finding) and stopped is not None and stopped.kind != "storm":
+            return f"call {stopped.attempt + 1}: {stopped.kind}: {stopped.message}"
+        return judgement
 
     # searching
 
@@ -311,9 +308,9 @@ class _Search:
             return None
         modes = tuple(dict.fromkeys((self.modes[0], mode))) if rule in COMPARES_MODES else (mode,)
         for ran, case in self._cases(schedule, modes, baseline=rule == "RESUME-EQ"):
-            if ran == mode and isinstance(case, Case) and self.judge(rule, case)[0] == INVALID:
-                finding = self.checkers[rule](case)
-                return finding if isinstance(finding, Finding) else None
+            if ran == mode and isinstance(case, Case):
+                judgement = self.judge(rule, case)
+                return judgement if isinstance(judgement, Finding) else None
         return None
 
     def _is_broken(self, key: _Key, schedule: Schedule) -> bool:

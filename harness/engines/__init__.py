@@ -13,7 +13,7 @@ from json import dumps, loads
 from typing import Any, Protocol
 
 from harness.engines.sglang import Engine, Part, Place, Reply
-from harness.history import Delivered, Event, Faulted, Flagged, Requested
+from harness.history import Event, Flagged, Requested
 from harness.schedule import Attempt
 
 HOST = "127.0.0.1"
@@ -200,6 +200,3 @@ def _other(path: str) -> Reply:
     if value is None:
         return Reply(404, False, (Part(b'{"detail":"Not Found"}'),))
     return Reply(200, False, (Part(dumps(value).encode() if value else b""),))
-
-
-__all__ = ["FRONTS", "Delivered", "Faulted", "Front", "Session", "content_type", "front"]

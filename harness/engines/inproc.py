@@ -211,16 +211,16 @@ class MemoryTransport(asyncio.Transport):
             self._peer_protocol.data_received(data)
 
     def close(self) -> None:
-        self._end(None)
+        self._end()
 
     def abort(self) -> None:
-        self._end(None)
+        self._end()
 
-    def _end(self, error: Exception | None) -> None:
+    def _end(self) -> None:
         if self._closing:
             return
         self._closing = True
-        self._loop.call_soon(self._protocol.connection_lost, error)
+        self._loop.call_soon(self._protocol.connection_lost, None)
         if self.peer is not None:
             self._loop.call_soon(self.peer._peer_closed)
 

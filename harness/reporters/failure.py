@@ -11,7 +11,7 @@ import spec
 from harness.checkers import Finding
 from harness.checkers.trace import Exchange, Trace, Turn
 from harness.history import Halted, History, Raised
-from harness.schedule import KINDS, Schedule
+from harness.schedule import Schedule
 
 MAX_CALLS = 12
 WIDTH = 100
@@ -105,8 +105,3 @@ def _after(turn: Turn) -> str:
         return ""
     raised = f", raises {turn.outcome.error}" if isinstance(turn.outcome, Raised) else ""
     return f"{turn.after.status} with {turn.after.response_length}{raised}"
-
-
-def explain(schedule: Schedule) -> list[str]:
-    """The schedule's interruptions in words, for a reader who does not know the kinds."""
-    return [f"attempt {i + 1}: {KINDS[a.kind]} [{a}]" for i, a in enumerate(schedule.attempts) if a.kind != "run"]

@@ -116,29 +116,21 @@ class Target(Protocol):
 class Args(Namespace):
     """slime's ``args`` for a target: strict, so that ``getattr(args, name, default)`` keeps its meaning.
 
-    Reads and writes are recorded by name. A read of a field that is not there
-    raises AttributeError as usual and is kept in ``missing``.
+    Writes are recorded by name. A read of a field that is not there raises AttributeError.
     """
 
     def __init__(self, **fields: Any) -> None:
-        object.__setattr__(self, "_log", {"reads": set(), "writes": set(), "missing": set()})
+        object.__setattr__(self, "_writes", set())
         for name, value in fields.items():
             object.__setattr__(self, name, value)
 
-    def __getattribute__(self, name: str) -> Any:
-        if not name.startswith("_"):
-            object.__getattribute__(self, "_log")["reads"].add(name)
-        return object.__getattribute__(self, name)
-
     def __getattr__(self, name: str) -> Any:
-        if not name.startswith("_"):
-            object.__getattribute__(self, "_log")["missing"].add(name)
         raise AttributeError(f"args has no field {name!r}")
 
     def written(self) -> tuple[str, ...]:
         """Names of the fields that were set after construction, sorted."""
-        return tuple(sorted(object.__getattribute__(self, "_log")["writes"]))
+        return tuple(sorted(self._writes))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        object.__getattribute__(self, "_log")["writes"].add(name)
+        self._writes.add(name)
         object.__setattr__(self, name, value)
