@@ -105,6 +105,11 @@ def check(options: Options, tell: Callable[[Progress], None] = lambda progress: 
     return Report(ready, options, tuple(results), time.monotonic() - begin, complete)
 
 
+def faulty_count(profile: str) -> int:
+    """Schedules drawn on a faulty engine."""
+    return max(PROFILES[profile] // 4, 10)
+
+
 def _nothing(options: Options, engine: str, reason: str) -> Iterator[Result]:
     """An engine on which the target cannot be judged leaves every rule unknown there."""
     for rule in options.rules or RULE_IDS:
@@ -192,10 +197,6 @@ class _Search:
         said = next(chain(raised, halted), "")
         return f"no request of {name} reached the engine {self.engine}{said}"
 
-    def _count(self, faulty: bool) -> int:
-        count = PROFILES[self.options.profile]
-        return max(count // 4, 10) if faulty else count
-
     # running and judging
 
     def _history(self, schedule: Schedule, mode: str) -> History | CannotJudge:
@@ -268,7 +269,7 @@ class _Search:
     def _explore(self, phase: str, *, faulty: bool) -> None:
         from harness.strategies import drawn
 
-        count = self._count(faulty)
+        count = faulty_count(self.options.profile) if faulty else PROFILES[self.options.profile]
         self._observe_all(phase, drawn(count, self.options.seed, faulty=faulty), count)
 
     def _observe_all(self, phase: str, schedules: Iterable[Schedule], total: int) -> None:

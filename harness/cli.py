@@ -50,7 +50,7 @@ class Failed(Exception):
         self.status = status
 
 
-TargetOption = Annotated[str, typer.Option(help="reference, slime, or your own pkg.mod:function.")]
+TargetOption = Annotated[str, typer.Option(help="reference, slime, your own pkg.mod:function, or mutant:ID.")]
 ReplayTargetOption = Annotated[
     str | None, typer.Option(help="As for check. Default: the reference, for failures of the reference and the corpus.")
 ]
@@ -61,6 +61,7 @@ RevOption = Annotated[str | None, typer.Option(help="slime: the revision; its tr
 TwinOption = Annotated[str | None, typer.Option(help="pkg.mod:function, the target's counterpart in the other mode.")]
 TokenizerOption = Annotated[Path | None, typer.Option(help="A local tokenizer directory instead of the small BPE.")]
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the report as JSON; - is standard output.")]
+JobsOption = Annotated[int | None, typer.Option(min=1, max=1024, help="Processes. Default: one a core.")]
 LimitOption = Annotated[float, typer.Option(min=1, max=3600, help="Seconds after which a hanging call is stopped.")]
 
 
@@ -182,6 +183,72 @@ def replay(
         _write(lambda: jsonfile.write(json_file, data), json_file)
     said = {a.answer for a in answers}
     raise typer.Exit(VIOLATES if again.STILL_FAILS in said else CANNOT if again.CANNOT_RUN in said else CONFORMS)
+
+
+@app.command()
+def mutants(
+    mutant: Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Default: all.")] = None,
+    only_list: Annotated[bool, typer.Option("--list", help="List them, without running anything.")] = False,
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Seeds 0 to N - 1.")] = 20,
+    profile: Annotated[Profile, typer.Option(help="Draws as many schedules as a check would.")] = Profile.ci,
+    jobs: JobsOption = None,
+    json_file: JsonOption = None,
+    docs: Annotated[Path | None, typer.Option(help="Write the table as Markdown, as in docs/mutants.md.")] = None,
+) -> None:
+    """Run the planted faults: each must be found by its rule, in every seed."""
+    from harness.check import Progress
+    from harness.mutants import load
+    from harness.mutants.measure import measure
+    from harness.reporters import jsonfile
+    from harness.reporters import mutants as table
+
+    wanted = _mutants(mutant or [])
+    if only_list and (json_file or docs):
+        raise Failed(USAGE, "--list runs nothing, so there is nothing to write")
+    for file in (json_file, docs):
+        _writable(file)
+    err, out = _consoles(json_file)
+    if only_list:
+        table.listing(out, [load()[name] for name in wanted])
+        raise typer.Exit(CONFORMS)
+    with _progress(err) as tell:
+        measured = measure(
+            wanted, seeds, profile.value, jobs, lambda done, total: tell(Progress("mutants", "seeds", done, total))
+        )
+    if out is not None:
+        with contextlib.suppress(OSError):
+            table.show(out, measured)
+    if json_file is not None:
+        _write(lambda: jsonfile.write(json_file, table.data(measured)), json_file)
+    if docs is not None:
+        text = table.markdown(measured, f"rolloutcheck mutants --docs {docs}", _versions())
+        _write(lambda: _store(docs, text), docs)
+    raise typer.Exit(CONFORMS if all(m.detected for m in measured) else VIOLATES)
+
+
+def _mutants(wanted: list[str]) -> list[str]:
+    """The ids, checked; all of them when none is given."""
+    from difflib import get_close_matches
+
+    from harness.mutants import load
+
+    known = list(load())
+    for name in wanted:
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            meant = f"; did you mean {near[0]}?" if near else "; `rolloutcheck mutants --list` shows them"
+            raise Failed(USAGE, f"unknown mutant {name!r}{meant}")
+    return list(dict.fromkeys(wanted)) or known
+
+
+def _versions() -> str:
+    from importlib.metadata import version
+
+    return f"Hypothesis {version('hypothesis')}"
+
+
+def _store(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
 
 
 class _Stored:
@@ -315,6 +382,12 @@ def _target(target: str, path: Path | None, rev: str | None, twin: str | None) -
         if path is not None:
             raise Failed(USAGE, "--path does not belong to --target reference")
         yield TargetSpec("reference")
+        return
+    if target.startswith("mutant:"):
+        if path is not None or twin:
+            raise Failed(USAGE, "--path and --twin do not belong to a mutant")
+        (name,) = _mutants([target.removeprefix("mutant:")])
+        yield TargetSpec("mutant", function=name)
         return
     for name in filter(None, (target, twin)):
         module, _, function = name.partition(":")

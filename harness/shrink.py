@@ -20,6 +20,9 @@ MAX_TRIES = 600
 _PLAIN = Schedule()
 _FIELDS = tuple(f.name for f in fields(Schedule) if f.name not in ("budget", "attempts"))
 _NUMBERS = ("budget", "context", "natural", "preload", "min_new_tokens")
+_CODES = (400, 429, 500)
+_SORTS = (0x80, 256, 273)
+"""A token of each sort that is not a plain letter: a byte that is no character, two letters, one without text."""
 
 
 def shrink(schedule: Schedule, broken: Callable[[Schedule], bool]) -> Schedule:
@@ -55,7 +58,8 @@ def size(schedule: Schedule) -> tuple[int, ...]:
     numbers = sum(getattr(schedule, n) or 0 for n in _NUMBERS) + schedule.samples + schedule.images
     numbers += sum(a.after + a.at + a.times + (a.code or 0) for a in attempts)
     rest = len(schedule.prompt) + len(schedule.script) + len(schedule.chunks) + sum(schedule.chunks)
-    return (_odd(schedule), unusual + len(attempts) + interrupted, len(attempts), numbers, rest, _order(schedule))
+    unlike = unusual + len(attempts) + interrupted
+    return (_odd(schedule), unlike, len(attempts), numbers, rest, sum(a.after for a in attempts), _order(schedule))
 
 
 def _odd(schedule: Schedule) -> int:
@@ -66,7 +70,9 @@ def _odd(schedule: Schedule) -> int:
 
 def _order(schedule: Schedule) -> int:
     """Breaks ties, so that a prompt of other letters or another token can become the plain one."""
-    return sum(map(ord, schedule.prompt)) + sum(schedule.script) + sum(len(a.kind + a.field) for a in schedule.attempts)
+    kinds = sum(len(a.kind + a.field) for a in schedule.attempts)
+    letters = sum(abs(ord(letter) - ord(_PLAIN.prompt)) for letter in schedule.prompt)
+    return letters + sum(schedule.script) + kinds + (schedule.seed or 0)
 
 
 def _simpler(s: Schedule) -> Iterator[Schedule]:
@@ -82,14 +88,24 @@ def _simpler(s: Schedule) -> Iterator[Schedule]:
         for simple in _simpler_attempts(attempt):
             yield replace(s, attempts=(*attempts[:i], simple, *attempts[i + 1 :]))
     yield from _lower_numbers(s)
-    for cut in (s.prompt[: len(s.prompt) // 2], s.prompt[1:], s.prompt[:-1]):
+    if s.seed:
+        yield _with(s, seed=0)
+    for cut in (s.prompt[: len(s.prompt) // 2], s.prompt[1:], s.prompt[:-1], _PLAIN.prompt * len(s.prompt)):
         if cut:
             yield replace(s, prompt=cut)
     for script in (s.script[:1], s.script[: len(s.script) // 2], s.script[1:], s.script[:-1]):
         if script:
             yield replace(s, script=script)
-    for i in range(len(s.script)):
-        yield replace(s, script=s.script[:i] + _PLAIN.script + s.script[i + 1 :])
+    for i, token in enumerate(s.script):
+        for other in (*_PLAIN.script, *_SORTS):
+            if other < token:
+                yield replace(s, script=(*s.script[:i], other, *s.script[i + 1 :]))
+    if s.script != _PLAIN.script and s.natural is None:
+        yield _with(s, script=_PLAIN.script, natural=0)  # the stop token is an odd one too
+    for name in _FIELDS:  # one odd token may do what another field did
+        if name != "script" and getattr(s, name) != getattr(_PLAIN, name):
+            for other in _SORTS:
+                yield _with(s, **{name: getattr(_PLAIN, name), "script": (other,)})
     yield _with(s, chunks=s.chunks[:1], samples=2 if s.samples > 2 else s.samples, images=min(s.images, 1))
 
 
@@ -98,8 +114,14 @@ def _simpler_attempts(a: Attempt) -> Iterator[Attempt]:
     yield Attempt(round_trip=a.round_trip)
     yield Attempt("abort", after=a.after)
     yield Attempt("abort", after=a.after + 1)  # what a late abort brings
+    if a.kind in ("error-event", "drop-inside", "close"):  # what ends a stream, the simplest first
+        for kind in ("flag", "close", "drop-inside"):
+            yield Attempt(kind, after=a.after)
     for name in ("round_trip", "times", "at"):
         yield replace(a, **{name: getattr(_RUN, name)})
+    for code in _CODES:
+        if a.code is not None and code < a.code:
+            yield replace(a, code=code)
     if a.times > 2:
         yield replace(a, times=2)
 
@@ -118,6 +140,9 @@ def _lower_numbers(s: Schedule) -> Iterator[Schedule]:
                 yield _set(s, {one: numbers[one] - step, two: numbers[two] - step})
     if numbers:
         yield _set(s, {key: max(value - 1, 0) for key, value in numbers.items()})
+    for key, value in numbers.items():  # what interrupts comes earlier, and the budget makes up for it
+        if isinstance(key, int) and value > 1:
+            yield _set(s, {key: 1, "budget": s.budget + value - 1})
 
 
 def _numbers(s: Schedule) -> dict[str | int, int]:

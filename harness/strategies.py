@@ -29,7 +29,7 @@ AFTER = st.integers(0, 4)  # mostly below the budget, so that something is left 
 BYTES = st.sampled_from((0, 1, 7, 12, 40, 99))
 
 _ROUND_TRIP = st.sampled_from((False, False, False, True))
-_TIMES = st.sampled_from((1, 2, 1, 2, 1, 1000))
+_TIMES = st.sampled_from((1, 2, 1000))  # the last: more than any client should try
 _COUNTED = ("abort", "abort-late", "abort-retracted", "retract", "flag", "close")
 
 
@@ -57,7 +57,7 @@ def attempts(draw: st.DrawFn, kinds: tuple[str, ...]) -> Attempt:
 
 CONFORMING = (
     "run",  # first, so that shrinking ends here
-    *("abort",) * 9,  # most often: what a resumed sample does wrong needs one
+    *("abort",) * 8,  # most often: what a resumed sample does wrong needs one
     "abort-late",
     "abort-queued",
     "abort-retracted",
@@ -68,14 +68,16 @@ CONFORMING = (
     "drop-before",
     "drop-after",
     "error-event",
-    "http",
+    *("http",) * 2,
     "queue-full",
 )
 FAULTY = ("over-deliver", "missing", "lost-ids", "abort")
 
 FEATURES: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     # Drawn as room beyond the prompt; the larger budgets let a limit outside the engine's reserve bind.
-    "context": st.builds(lambda n, b: {"context": n, "more": b}, st.integers(0, 20), st.sampled_from((0, 0, 8, 16))),
+    "context": st.builds(
+        lambda n, b: {"context": n, "more": b}, st.sampled_from((*range(21), 40, 40)), st.sampled_from((0, 8, 16))
+    ),
     "preload": st.builds(lambda n: {"preload": n}, st.integers(1, 12)),
     "shared": st.builds(lambda n: {"samples": n}, st.just(2)),
     "images": st.builds(lambda n: {"images": n}, st.integers(1, 2)),
@@ -91,10 +93,11 @@ FEATURES: dict[str, st.SearchStrategy[dict[str, Any]]] = {
         st.sampled_from((0, 1, 5, 64)),
     ),
     "version": st.builds(lambda v: {"sglang": v}, st.just(VERSIONS[1])),
-    "special": st.builds(lambda s: {"skip_special_tokens": s}, st.just(True)),
+    # Tokens without any text, at times nothing but these.
+    "special": st.builds(lambda s: {"skip_special_tokens": True, **s}, st.sampled_from(({}, {"script": (273,)}))),
 }
 
-_FEATURES = st.lists(st.one_of(*FEATURES.values()), max_size=4)
+_FEATURES = st.lists(st.one_of(FEATURES["context"], *FEATURES.values()), max_size=4)
 _PROMPTS = st.lists(st.sampled_from(PIECES), min_size=1, max_size=3).map("".join)
 _SCRIPTS = st.lists(st.sampled_from(TOKENS), min_size=1, max_size=5).map(tuple)
 _NATURAL = st.one_of(st.none(), st.none(), LENGTHS)

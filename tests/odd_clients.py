@@ -7,19 +7,18 @@ fault a checker can have: nobody reads the second report of a tool that cried wo
 from __future__ import annotations
 
 import copy
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import aiohttp
 
+from harness.mutants.parts import Consume, Limited, Reference, altered, prompt_length, room
+from harness.targets.function import Generate
 from reference_impl import client
 from reference_impl.generate import Ask, aborted, keep, prepare, tokenizer
 from reference_impl.generate_streaming import Stream
 from reference_impl.sample import Sample, Status
-from tests.faulty_clients import Generate, Limited, Reference, altered, prompt_length, room
-
-Consume = Callable[[aiohttp.ClientResponse], Awaitable[Any]]
 
 
 def empty(sample: Sample) -> None:
@@ -317,7 +316,8 @@ class Odd:
 
 
 def _odd(cls: type[Reference], liberty: str, *, conforming_only: bool = False) -> Odd:
-    return Odd(cls.__name__, *cls().both(), liberty, conforming_only)
+    client = cls()
+    return Odd(cls.__name__, client.plain, client.streaming, liberty, conforming_only)
 
 
 ODD: tuple[Odd, ...] = (

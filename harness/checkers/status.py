@@ -11,7 +11,13 @@ MEANING = {"length": TRUNCATED, "stop": COMPLETED, "abort": ABORTED}
 
 def check(case: Case) -> Judgement:
     trace, judged = case.trace, False
+    left: dict[int, str] = {}  # by sample: its status after the call before
     for sample, turn in trace.all_turns:
+        before = left.get(sample, turn.entry.status)
+        if before in TERMINAL and turn.entry.status != before:
+            return Finding(turn.index, f"was {before}, and comes back {turn.entry.status}", sample)
+        if turn.after is not None:
+            left[sample] = turn.after.status
         if turn.after is None:
             continue
         if turn.live:
@@ -56,6 +62,8 @@ def _spoken(trace: Trace, turn: Turn, last: Exchange, after: SampleView) -> str 
             return None
         if isinstance(turn.outcome, Raised):
             if last.fault is not None or turn.plan.kind == "drop-after" or _faulty(turn):
+                return None
+            if turn.flagged:  # item 9: the end need not have been read, and a client may raise without one
                 return None
             return f"finish_reason {last.finish}, yet raises {turn.outcome.error}"
         return f"finish_reason {last.finish}, status {after.status}"

@@ -148,11 +148,11 @@ class Engine:
             return self._http_error(fault.code or 500, place)
         try:
             ids, want, minimum = self._admit(body)
+            result = self._generate(ids, want, minimum, fault)
         except Refusal as refusal:
             return self._refuse(refusal, stream, place)
         if fault.kind == "queue-full":
             return self._queue_full(body, stream, place, len(ids))
-        result = self._generate(ids, want, minimum, fault)
         if stream:
             return self._stream(body, ids, result, fault, place)
         return self._plain(body, ids, result, fault, place)

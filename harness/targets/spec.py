@@ -14,11 +14,12 @@ LATER = ("verl", "areal", "miles", "xtuner")
 
 @dataclass(frozen=True, slots=True)
 class TargetSpec:
-    """``kind`` is "reference", "slime" or "function".
+    """``kind`` is "reference", "slime", "mutant" or "function".
 
     For slime ``root`` is the folder to import from and ``revision`` its name in
     reports. For a function ``function`` is ``pkg.mod:name``, ``twin`` its
-    counterpart in the other mode, ``root`` a folder to put on ``sys.path``.
+    counterpart in the other mode, ``root`` a folder to put on ``sys.path``. For
+    a mutant ``function`` is its id.
     """
 
     kind: str
@@ -41,6 +42,10 @@ def load(spec: TargetSpec, asks_stream: Callable[[Target], bool | None]) -> Targ
         from harness.targets.function import reference
 
         return reference()
+    if spec.kind == "mutant":
+        from harness import mutants
+
+        return mutants.load()[spec.function].target()
     if spec.kind == "slime":
         from harness.targets import slime
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import closing
 from functools import lru_cache
 
 from harness import strategies
-from harness.checkers import RULE_IDS, Case, Finding, checker
-from harness.history import INCREMENTAL, PLAIN, STREAM, History
+from harness.history import INCREMENTAL, PLAIN, STREAM
+from harness.mutants.measure import judge
 from harness.runner import Runner
 from harness.schedule import Schedule
 from harness.targets.function import FunctionTarget
-
-CHECKERS = {rule: checker(rule) for rule in RULE_IDS}
 
 
 @lru_cache(maxsize=16)
@@ -25,22 +22,6 @@ def drawn(seed: int, count: int, *, faulty: bool = False) -> tuple[Schedule, ...
 def modes_of(target: FunctionTarget) -> tuple[str, ...]:
     """The modes a function target runs in; a streaming function meets both kinds of stream."""
     return tuple(m for m in (PLAIN, STREAM, INCREMENTAL) if (PLAIN if m == PLAIN else STREAM) in target.modes)
-
-
-def judge(
-    runner: Runner, schedule: Schedule, modes: tuple[str, ...], rules: tuple[str, ...] = RULE_IDS
-) -> Iterator[tuple[str, str, Finding]]:
-    """Every finding of every rule, as (mode, rule, finding)."""
-    histories = {mode: runner.run(schedule, mode) for mode in modes}
-    for mode in modes:
-        baseline: History | None = None
-        if "RESUME-EQ" in rules and schedule.attempts:
-            baseline = runner.run(schedule.uninterrupted(), mode)
-        case = Case(mode, histories, baseline)
-        for rule in rules:
-            finding = CHECKERS[rule](case)
-            if isinstance(finding, Finding):
-                yield mode, rule, finding
 
 
 def findings(target: FunctionTarget, among: tuple[Schedule, ...]) -> list[str]:

@@ -22,7 +22,7 @@ from harness.targets.spec import TargetSpec
 from harness.verdict import CANNOT, CONFORMS, INVALID, UNKNOWN, VALID, VIOLATES, Result, exit_status
 from reference_impl.generate import generate
 from reference_impl.generate_streaming import generate_streaming
-from tests.faulty_clients import (
+from tests.function_targets import (
     drops_stop,
     forgets_subtraction,
     forgets_subtraction_streaming,

@@ -30,7 +30,7 @@ from harness.verdict import CANNOT, CONFORMS, USAGE, VIOLATES
 from tests.unit.test_slime_loading import FILES, git, write
 
 PROJECT = Path(__file__).resolve().parents[2]
-FAULTY = "tests.faulty_clients:forgets_subtraction"
+FAULTY = "tests.function_targets:forgets_subtraction"
 QUICK = ("--profile", "quick", "--rule", "BUDGET")
 INTERRUPTED = 130
 MARK = "ROLLOUTCHECK_TEST_MARK"
@@ -514,7 +514,7 @@ def test_replay_as_json(violation: Violation) -> None:
 
 
 def test_strict_lets_a_SHOULD_rule_gate(tmp_path: Path, inside: Inside) -> None:
-    arguments = ("--target", "tests.faulty_clients:drops_stop", "--profile", "quick", "--rule", "PARAMS")
+    arguments = ("--target", "tests.function_targets:drops_stop", "--profile", "quick", "--rule", "PARAMS")
     done = inside("check", *arguments, "--strict", cwd=tmp_path)
     assert (done.status, done.complaints) == (VIOLATES, [])
     assert "PARAMS violated (SHOULD)" in done.out
@@ -637,7 +637,7 @@ def client(before: dict[str, str], after: dict[str, str], asks: str = "forgets_s
     return "\n".join(
         (
             "import asyncio, json, os, signal, subprocess, sys, threading, time",
-            f"from tests.faulty_clients import {asks} as ask",
+            f"from tests.function_targets import {asks} as ask",
             "async def f(args, sample, params):",
             "    resumed = sample.status.value == 'aborted'",
             acts(before),
@@ -689,7 +689,7 @@ def test_a_target_that_replaces_json_changes_nothing(tmp_path: Path, inside: Ins
 
 HANGS_ONCE = """
 import os, time
-from tests.faulty_clients import same
+from tests.function_targets import same
 
 async def f(args, sample, params):
     if sample.status.value == "aborted" and not os.path.exists("hung"):

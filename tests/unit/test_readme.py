@@ -157,7 +157,7 @@ def normal(text: str, target: str) -> list[str]:
 def test_the_example_is_real_output(tmp_path: Path) -> None:
     """slime at the revision of the issue forgets the same subtraction as a client of ours."""
     command, _, shown = block("example").partition("\n")
-    target = "tests.faulty_clients:forgets_subtraction"
+    target = "tests.function_targets:forgets_subtraction"
     assert command.startswith("$ rolloutcheck check --target slime")
     options = ("--rule", "BUDGET")
     assert command.endswith(" ".join(options))

@@ -22,7 +22,7 @@ from harness.schedule import Attempt, Schedule
 from harness.targets.function import FunctionTarget
 from harness.targets.spec import TargetSpec
 from harness.verdict import INVALID, UNKNOWN, VALID, Counterexample, Result
-from tests import faulty_clients
+from tests import function_targets
 from tests.unit.histories import Ask, Life, view
 
 CORPUS = {entry.name: entry.schedule for entry in corpus.load()}
@@ -30,7 +30,7 @@ CORPUS = {entry.name: entry.schedule for entry in corpus.load()}
 
 @contextmanager
 def runner(client: str) -> Iterator[Runner]:
-    made = Runner(FunctionTarget(client, getattr(faulty_clients, client), None))
+    made = Runner(FunctionTarget(client, getattr(function_targets, client), None))
     try:
         yield made
     finally:

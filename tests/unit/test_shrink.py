@@ -17,7 +17,7 @@ from harness.schedule import Attempt, Schedule, from_json, to_json
 from harness.shrink import MAX_TRIES, shrink, size
 from harness.strategies import schedules
 from harness.targets.function import FunctionTarget
-from tests.faulty_clients import forgets_subtraction
+from tests.function_targets import forgets_subtraction
 from tests.quality.search import drawn
 
 Predicate = Callable[[Schedule], bool]

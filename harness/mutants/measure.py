@@ -1,0 +1,121 @@
+"""Runs mutants as the search of a check would, and counts the schedules until each is found.
+
+Counted are drawn schedules only: a check runs the regression corpus before
+them, which holds a schedule for most of these faults, but a new fault is not in it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import statistics
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import closing
+from dataclasses import dataclass
+
+from harness.check import COMPARES_MODES, PROFILES, faulty_count
+from harness.checkers import RULE_IDS, Case, Finding, checker
+from harness.history import PLAIN, History
+from harness.mutants import load
+from harness.mutants.parts import Mutant
+from harness.runner import Runner
+from harness.schedule import Schedule
+
+CHECKERS = {rule: checker(rule) for rule in RULE_IDS}
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """For each seed, the schedules it took until the mutant's rule had found it in each of its modes; None: missed."""
+
+    mutant: Mutant
+    schedules: tuple[int | None, ...]
+
+    @property
+    def found(self) -> tuple[int, ...]:
+        return tuple(n for n in self.schedules if n is not None)
+
+    @property
+    def detected(self) -> bool:
+        """In every seed."""
+        return bool(self.schedules) and None not in self.schedules
+
+    @property
+    def median(self) -> float | None:
+        return statistics.median(self.found) if self.found else None
+
+    @property
+    def worst(self) -> int | None:
+        return max(self.found, default=None)
+
+
+def judge(
+    runner: Runner, schedule: Schedule, modes: tuple[str, ...], rules: tuple[str, ...] = RULE_IDS
+) -> Iterator[tuple[str, str, Finding]]:
+    """Every finding of the rules on one schedule in some modes, as (mode, rule, finding)."""
+    histories = {mode: runner.run(schedule, mode) for mode in modes}
+    for mode in modes:
+        baseline: History | None = None
+        if "RESUME-EQ" in rules and schedule.attempts:
+            baseline = runner.run(schedule.uninterrupted(), mode)
+        case = Case(mode, histories, baseline)
+        for rule in rules:
+            finding = CHECKERS[rule](case)
+            if isinstance(finding, Finding):
+                yield mode, rule, finding
+
+
+def detect(mutant: Mutant, schedules: Iterable[Schedule]) -> dict[str, tuple[int, Schedule]]:
+    """For each mode in which the mutant's own rule finds it: the number of the schedule, from 1, and the schedule."""
+    found: dict[str, tuple[int, Schedule]] = {}
+    with closing(Runner(mutant.target())) as runner:
+        for number, schedule in enumerate(schedules, 1):
+            missing = tuple(mode for mode in mutant.modes if mode not in found)
+            if not missing:
+                break
+            modes = missing if PLAIN in missing or mutant.rule not in COMPARES_MODES else (PLAIN, *missing)
+            for mode, _, _ in judge(runner, schedule, modes, (mutant.rule,)):
+                if mode in missing:
+                    found[mode] = (number, schedule)
+    return found
+
+
+def measure(
+    ids: Iterable[str],
+    seeds: int = 20,
+    profile: str = "ci",
+    jobs: int | None = None,
+    tell: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Measured]:
+    """Each mutant on the schedules that a check with the profile draws, for seeds 0 to ``seeds`` - 1."""
+    wanted = tuple(ids)
+    found: dict[int, dict[str, int | None]] = {}
+    # Spawned, not forked: the parent may have threads, and a front patches the HTTP libraries of its process.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        waiting = {pool.submit(of_seed, wanted, seed, profile): seed for seed in range(seeds)}
+        try:
+            for future in as_completed(waiting):
+                found[waiting[future]] = future.result()
+                tell(len(found), seeds)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    mutants = load()
+    return [Measured(mutants[i], tuple(found[seed][i] for seed in range(seeds))) for i in wanted]
+
+
+def of_seed(ids: tuple[str, ...], seed: int, profile: str) -> dict[str, int | None]:
+    """One seed's number for each mutant."""
+    from harness.strategies import drawn
+
+    count = PROFILES[profile]
+    among = {
+        faulty: list(drawn(faulty_count(profile) if faulty else count, seed, faulty=faulty)) for faulty in (False, True)
+    }
+    numbers: dict[str, int | None] = {}
+    for mutant in (load()[i] for i in ids):
+        found = detect(mutant, among[mutant.faulty_engine])
+        whole = len(found) == len(mutant.modes)
+        numbers[mutant.id] = max(number for number, _ in found.values()) if whole else None
+    return numbers

@@ -1,0 +1,222 @@
+"""The reference cut into the parts that a fault replaces, and how a faulty client is declared.
+
+A mutant is a subclass of `Reference` that replaces one part. `Reference` itself
+is as faultless as the original: tests/quality checks that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import aiohttp
+
+from harness.history import INCREMENTAL, MODES, PLAIN, STREAM
+from harness.schedule import Schedule
+from harness.targets.function import FunctionTarget
+from reference_impl import client
+from reference_impl.generate import Ask, _whole, aborted, generate, keep, pairs, prepare, tokenizer
+from reference_impl.generate_streaming import Stream
+from reference_impl.sample import Sample, Status
+
+STREAMS = (STREAM, INCREMENTAL)
+STOPPED = ("abort", "abort-late", "abort-retracted", "flag", "close", "drop-inside", "error-event")
+"""What can leave a part of a response on the sample."""
+
+Consume = Callable[[aiohttp.ClientResponse], Awaitable[Any]]
+
+
+class Reference:
+    """The reference, one method a part."""
+
+    def prepare(self, args: Any, sample: Sample, params: dict[str, Any], stream: bool) -> Ask | None:
+        return prepare(args, sample, params, stream=stream)
+
+    async def ask(self, args: Any, ask: Ask, consume: Consume) -> Any:
+        return await client.ask(args, ask.payload, consume)
+
+    def add(self, stream: Stream, event: Mapping[str, Any]) -> None:
+        stream.add(event)
+
+    def broken(self, args: Any, sample: Sample, ask: Ask, stream: Stream) -> None:
+        """A stream broke off after its first token."""
+
+    def settle(
+        self,
+        args: Any,
+        sample: Sample,
+        ask: Ask,
+        tokens: Sequence[int],
+        log_probs: Sequence[float],
+        meta: Mapping[str, Any],
+    ) -> None:
+        keep(args, sample, ask, tokens, log_probs, meta)
+
+    def read(self, reply: Mapping[str, Any]) -> tuple[Sequence[int], Sequence[float]]:
+        return pairs(reply)
+
+    async def plain(self, args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+        """One plain attempt."""
+        ask = self.prepare(args, sample, sampling_params, False)
+        if ask is None:
+            return sample
+        try:
+            reply = await self.ask(args, ask, _whole)
+        except client.InputTooLong:
+            sample.status = Status.TRUNCATED
+            return sample
+        tokens, log_probs = self.read(reply)
+        self.settle(args, sample, ask, tokens, log_probs, reply.get("meta_info") or {})
+        return sample
+
+    async def streaming(self, args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+        """One streamed attempt."""
+        ask = self.prepare(args, sample, sampling_params, True)
+        if ask is None:
+            return sample
+        asked = ask
+        try:
+            await self.ask(args, ask, lambda response: self._consume(args, sample, asked, response))
+        except client.InputTooLong:
+            sample.status = Status.TRUNCATED
+        return sample
+
+    async def _consume(self, args: Any, sample: Sample, ask: Ask, response: aiohttp.ClientResponse) -> None:
+        stream = Stream()
+        try:
+            async for event in client.events(response):
+                if "error" in event:
+                    fault = event["error"] or {}
+                    raise client.error(fault.get("code"), str(fault.get("message", "")))
+                self.add(stream, event)
+                if aborted(args) and not stream.finish:
+                    break
+        except asyncio.CancelledError:
+            raise
+        except (aiohttp.ClientError, client.EngineError, ValueError):
+            if not (stream.tokens or stream.finish):
+                raise
+            self.broken(args, sample, ask, stream)
+        if stream.finish.get("type") == "abort" and stream.finish.get("status_code") == 503:
+            raise client.Transient("the engine's queue is full")
+        if not stream.meta:
+            raise client.Transient("the stream ended without an event")
+        self.settle(args, sample, ask, stream.tokens, stream.log_probs, stream.meta)
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A planted fault and what must be said of it.
+
+    ``rule`` must find it in each of ``modes``. Rules in ``also`` may speak up, for
+    the reason that stands beside the class; every other rule must be silent.
+    ``kinds`` are the interruptions that show it (a preloaded response stands in
+    for one, a round trip too); with none it shows without. ``reports`` are the
+    public reports it models. ``shows`` is the smallest schedule on which its rule
+    finds it, what shrinking must end at, in the first of ``modes``.
+    """
+
+    id: str
+    fault: str
+    client: type[Reference]
+    rule: str
+    reports: tuple[str, ...]
+    modes: tuple[str, ...]
+    kinds: tuple[str, ...]
+    also: frozenset[str]
+    faulty_engine: bool
+    shows: Schedule
+
+    def target(self) -> FunctionTarget:
+        """A new client. One whose fault is in streams alone is the plain reference otherwise."""
+        made = self.client()
+        plain = made.plain if PLAIN in self.modes else generate
+        return FunctionTarget(f"mutant:{self.id}", plain, made.streaming if self.modes != (PLAIN,) else None)
+
+
+C = TypeVar("C", bound=type[Reference])
+declared: dict[str, Mutant] = {}
+"""By id, in the order of declaration; `harness.mutants.load` fills it."""
+
+
+def mutant(
+    rule: str,
+    *reports: str,
+    kinds: tuple[str, ...] = (),
+    modes: tuple[str, ...] = MODES,
+    also: str = "",
+    faulty_engine: bool = False,
+    shows: Schedule,
+) -> Callable[[C], C]:
+    """Declares a class as a mutant; its docstring says what is wrong."""
+
+    def declare(cls: C) -> C:
+        name = re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__).lower()
+        fault = (cls.__doc__ or "").partition("\n")[0]
+        declared[name] = Mutant(
+            name, fault, cls, rule, reports, modes, kinds, frozenset(also.split()), faulty_engine, shows
+        )
+        return cls
+
+    return declare
+
+
+# what mutants are made with
+
+
+def prompt_length(args: Any, sample: Sample) -> int:
+    return len(sample.prompt_ids or tokenizer(args).encode(sample.prompt, add_special_tokens=False))
+
+
+def room(args: Any, sample: Sample, params: Mapping[str, Any]) -> int:
+    """min(B - r, C - P - r), negative for a sample that is over-full."""
+    left: int = params["max_new_tokens"] - sample.response_length
+    limit: int | None = args.rollout_max_context_len
+    return left if limit is None else min(left, limit - prompt_length(args, sample) - sample.response_length)
+
+
+class Instead:
+    """``args`` with some fields replaced; the original is not touched."""
+
+    def __init__(self, args: Any, **fields: Any) -> None:
+        self.__dict__.update(fields, _args=args)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_args"], name)
+
+
+def asking(args: Any, sample: Sample, params: dict[str, Any], stream: bool, limit: int) -> Ask | None:
+    """The reference's request, but for ``limit`` tokens, whatever that is. None when finished or flagged."""
+    free = Instead(args, rollout_max_context_len=None)
+    ask = prepare(free, sample, {**params, "max_new_tokens": 1 << 40}, stream=stream)
+    if ask is None:
+        return None
+    sent = {**ask.payload["sampling_params"], "max_new_tokens": limit}
+    if "min_new_tokens" in sent:
+        sent["min_new_tokens"] = max(0, min(sent["min_new_tokens"], limit))
+    return altered(replace(ask, limit=max(limit, 0)), sampling_params=sent)
+
+
+def altered(ask: Ask, **fields: Any) -> Ask:
+    """The request with some fields of its payload replaced; None takes a field away."""
+    payload = {**ask.payload, **fields}
+    return replace(ask, payload={name: value for name, value in payload.items() if value is not None})
+
+
+class Limited(Reference):
+    """A client with an arithmetic of its own: ``limit`` is m, and nothing is asked at 0 or below."""
+
+    def limit(self, args: Any, sample: Sample, params: Mapping[str, Any]) -> int:
+        return room(args, sample, params)
+
+    def prepare(self, args: Any, sample: Sample, params: dict[str, Any], stream: bool) -> Ask | None:
+        if sample.finished:
+            return None
+        limit = self.limit(args, sample, params)
+        if limit <= 0:
+            sample.status = Status.TRUNCATED
+            return None
+        return asking(args, sample, params, stream, limit)
