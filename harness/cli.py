@@ -68,7 +68,7 @@ LimitOption = Annotated[float, typer.Option(min=1, max=3600, help="Seconds after
 @app.callback(invoke_without_command=True)
 def top(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
     if version:
-        from harness.replay import version as installed
+        from harness.version import version as installed
 
         typer.echo(f"rolloutcheck {installed()}")
         raise typer.Exit
@@ -85,23 +85,33 @@ def check(
         str, typer.Option(help="inproc, loopback, aioresponses, several with commas, or all.")
     ] = "inproc",
     rule: Annotated[list[str] | None, typer.Option(help="A rule id; may be repeated. Default: all.")] = None,
-    profile: Annotated[Profile, typer.Option(help="How many schedules: 30, 300 or 20,000.")] = Profile.ci,
+    profile: Annotated[Profile, typer.Option(help="How many schedules: 30, 300 or 800,000.")] = Profile.ci,
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same schedules.")] = 0,
     strict: Annotated[bool, typer.Option("--strict", help="SHOULD rules and faulty engines gate too.")] = False,
     json_file: JsonOption = None,
     failures: Annotated[Path, typer.Option(help="Where violations are written.")] = Path("failures"),
     tokenizer: TokenizerOption = None,
     limit: LimitOption = 20.0,
+    scope: Annotated[
+        int | None, typer.Option(min=0, max=8, help="Run every schedule of a scope of this size instead of drawing.")
+    ] = None,
+    jobs: JobsOption = None,
+    time_limit: Annotated[float | None, typer.Option(min=1, help="Seconds after which no more work is begun.")] = None,
+    journal: Annotated[Path | None, typer.Option(help="Keep what is known here, and go on from it.")] = None,
+    ray: Annotated[str | None, typer.Option(help="Spread the work over the Ray cluster at this address.")] = None,
 ) -> None:
     """Search for schedules on which the target breaks a rule."""
-    from harness.check import MODE_SETS, Options
     from harness.check import check as run
+    from harness.options import MODE_SETS, Options
+    from harness.pool import BadJournal
     from harness.reporters import jsonfile, terminal
     from harness.verdict import exit_status
 
     rules = _rules(rule or [])
     engines = _engines(engine)
     _writable(json_file)
+    _writable(journal)
+    _has_ray(ray)
     with _target(target, path, rev, twin) as spec:
         options = Options(
             target=spec,
@@ -112,10 +122,18 @@ def check(
             seed=seed,
             tokenizer=_tokenizer(tokenizer),
             run_limit_s=limit,
+            scope=scope,
+            jobs=jobs,
+            limit_s=time_limit,
+            journal=None if journal is None else str(journal),
+            ray=ray,
         )
         err, out = _consoles(json_file)
-        with _progress(err) as tell:
-            report = run(options, tell)
+        try:
+            with _progress(err) as tell:
+                report = run(options, tell)
+        except BadJournal as error:
+            raise Failed(USAGE, str(error)) from error
     stored = _Stored(report, failures, _arguments(target, path, rev, twin, tokenizer))
     stored.write()
     if out is not None:
@@ -341,6 +359,13 @@ def _engines(text: str) -> tuple[str, ...]:
         except ImportError as error:
             raise Failed(USAGE, "--engine aioresponses needs the package aioresponses") from error
     return names
+
+
+def _has_ray(address: str | None) -> None:
+    from importlib.util import find_spec
+
+    if address is not None and find_spec("ray") is None:
+        raise Failed(USAGE, "--ray needs the package ray")
 
 
 def _tokenizer(path: Path | None) -> str | None:

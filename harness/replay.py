@@ -17,6 +17,7 @@ from harness.engines import FRONTS
 from harness.history import MODES
 from harness.schedule import Schedule, ScheduleError, from_json, to_json
 from harness.verdict import Result
+from harness.version import version
 
 FORMAT = "rolloutcheck-failure-1"
 MAX_BYTES = 16 << 20
@@ -103,14 +104,3 @@ def _parse(data: Any) -> Failure:
     if not all(isinstance(t, str) for t in texts):
         raise ScheduleError("a field has the wrong type")
     return Failure(rule, mode, engine, from_json(data["schedule"]), *texts)
-
-
-def version() -> str:
-    """The suite's version."""
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as installed
-
-    try:
-        return installed("rolloutcheck")
-    except PackageNotFoundError:  # run from a checkout that is not installed
-        return "0+checkout"

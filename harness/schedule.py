@@ -121,6 +121,10 @@ class Schedule:
         """The same sample with nothing that interrupts it: what RESUME-EQ compares with."""
         return replace(self, attempts=(), chunks=(1 << 20,), split=0)
 
+    def in_one_piece(self) -> Schedule:
+        """The same schedule, however its tokens come: for replies that are no stream."""
+        return self if self.chunks == (1,) else replace(self, chunks=(1,))
+
     def on_conforming_engine(self) -> Schedule:
         """The same schedule with the engine's own faults left out."""
         clean = (replace(a, kind="run", after=0, field="") if a.kind in FAULTY_ENGINE else a for a in self.attempts)

@@ -127,6 +127,8 @@ _ATTEMPTS = st.lists(attempts(CONFORMING), min_size=1, max_size=4)
 _FAULTY_ATTEMPTS = st.lists(attempts(FAULTY), min_size=1, max_size=3)
 
 BATCH, BATCHES = 20, 9
+PART = BATCH * BATCHES
+_BATCHES = {faulty: st.lists(schedules(faulty=faulty), min_size=BATCH, max_size=BATCH) for faulty in (False, True)}
 _CONFIG = settings(
     max_examples=BATCHES,
     database=None,
@@ -138,29 +140,33 @@ _CONFIG = settings(
 
 
 def drawn(count: int, seed: int, *, faulty: bool = False) -> Iterator[Schedule]:
-    """``count`` different schedules, the same for the same seed.
+    """``count`` different schedules, the same for the same seed."""
+    seen: set[Schedule] = set()
+    number = 0
+    while len(seen) < count:
+        for schedule in part(seed, number, faulty=faulty):
+            if schedule not in seen and len(seen) < count:
+                seen.add(schedule)
+                yield schedule
+        number += 1
+
+
+def part(seed: int, number: int, *, faulty: bool = False) -> list[Schedule]:
+    """The ``number``-th part of what is drawn for a seed: different schedules, `PART` at most.
 
     They are drawn in lists, a few lists at a time: behind its tenth example
     Hypothesis mutates five for each it draws anew, which serves coverage-guided
     search and here gives near-duplicates (a sixth as many ideas, measured).
     """
-    batches = st.lists(schedules(faulty=faulty), min_size=BATCH, max_size=BATCH)
-    seen: set[Schedule] = set()
-    part = 0
-    while len(seen) < count:
-        found: list[Schedule] = []
+    found: list[Schedule] = []
 
-        def collect(batch: list[Schedule], into: list[Schedule] = found) -> bool:
-            into.extend(batch)
-            return False
+    def collect(batch: list[Schedule]) -> bool:
+        found.extend(batch)
+        return False
 
-        with suppress(NoSuchExample):
-            find(batches, collect, settings=_CONFIG, random=_random(seed, part))
-        for schedule in found:
-            if schedule not in seen and len(seen) < count:
-                seen.add(schedule)
-                yield schedule
-        part += 1
+    with suppress(NoSuchExample):
+        find(_BATCHES[faulty], collect, settings=_CONFIG, random=_random(seed, number))
+    return list(dict.fromkeys(found))
 
 
 def _random(seed: int, part: int) -> random.Random:

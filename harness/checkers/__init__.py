@@ -53,19 +53,35 @@ class Case:
 
     @cached_property
     def trace(self) -> Trace:
-        return Trace(self.history)
+        return _trace(self.history)
 
     @cached_property
     def compared(self) -> Trace | None:
         """The history MODE-EQ and RETRY compare with: the first mode before this one that was run."""
         for mode in MODES[: MODES.index(self.mode)]:
             if mode in self._histories:
-                return Trace(self._histories[mode])
+                return _trace(self._histories[mode])
         return None
 
     @cached_property
     def baseline(self) -> Trace | None:
-        return None if self._baseline is None else Trace(self._baseline)
+        return None if self._baseline is None else _trace(self._baseline)
+
+
+_traces: dict[int, Trace] = {}
+
+
+def _trace(history: History) -> Trace:
+    """The trace of a history, made once: three cases look at one plain run, and many at one baseline.
+
+    A trace holds its history, so no other history can have its id while it is here.
+    """
+    found = _traces.get(id(history))
+    if found is None:
+        if len(_traces) >= 256:
+            _traces.clear()
+        found = _traces[id(history)] = Trace(history)
+    return found
 
 
 Checker = Callable[[Case], Judgement]

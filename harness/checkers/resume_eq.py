@@ -10,16 +10,13 @@ from __future__ import annotations
 from harness.checkers import HOLDS, Case, Finding, Judgement, halt
 from harness.checkers.trace import Trace
 from harness.history import FAILED, TERMINAL, Raised, Returned
+from harness.schedule import Schedule
 
 
 def check(case: Case) -> Judgement:
     trace, baseline = case.trace, case.baseline
-    if baseline is None or not trace.schedule.attempts or trace.schedule.min_new_tokens:
+    if baseline is None or not comparable(trace.schedule):
         return None
-    if "lost-ids" in trace.schedule.kinds:
-        return None  # a client without logprobs cannot know what was lost
-    if trace.schedule.samples > 1:
-        return None  # what sharing one dict does to siblings is told by NO-ALIAS and MAXIMAL
     if halt(trace.history) or halt(baseline.history) or trace.near_limit() or baseline.near_limit():
         return None
     after, expected = final(trace), final(baseline)
@@ -31,6 +28,15 @@ def check(case: Case) -> Judgement:
     if problem is None:
         return HOLDS
     return Finding(None, f"uninterrupted: {problem}")
+
+
+def comparable(schedule: Schedule) -> bool:
+    """Whether the schedule can be compared with its uninterrupted run, whatever that shows."""
+    if "lost-ids" in schedule.kinds:
+        return False  # a client without logprobs cannot know what was lost
+    if schedule.samples > 1:
+        return False  # what sharing one dict does to siblings is told by NO-ALIAS and MAXIMAL
+    return bool(schedule.attempts) and not schedule.min_new_tokens
 
 
 def final(trace: Trace) -> Returned | Raised | None:

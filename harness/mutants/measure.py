@@ -13,13 +13,15 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import dataclass
 
-from harness.check import COMPARES_MODES, PROFILES, faulty_count
 from harness.checkers import RULE_IDS, Case, Finding, checker
+from harness.checkers.resume_eq import comparable
 from harness.history import PLAIN, History
 from harness.mutants import load
 from harness.mutants.parts import Mutant
+from harness.options import PROFILES, faulty_count
 from harness.runner import Runner
 from harness.schedule import Schedule
+from harness.search import COMPARES_MODES
 
 CHECKERS = {rule: checker(rule) for rule in RULE_IDS}
 
@@ -56,7 +58,7 @@ def judge(
     histories = {mode: runner.run(schedule, mode) for mode in modes}
     for mode in modes:
         baseline: History | None = None
-        if "RESUME-EQ" in rules and schedule.attempts:
+        if "RESUME-EQ" in rules and comparable(schedule):
             baseline = runner.run(schedule.uninterrupted(), mode)
         case = Case(mode, histories, baseline)
         for rule in rules:

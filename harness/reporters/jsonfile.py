@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.check import Report
-from harness.replay import version
 from harness.schedule import to_json
+from harness.version import version
 
 
 def data(report: Report, replays: Mapping[int, str], summaries: Mapping[int, str]) -> dict[str, Any]:
@@ -27,6 +27,9 @@ def data(report: Report, replays: Mapping[int, str], summaries: Mapping[int, str
         "profile": options.profile,
         "seed": options.seed,
         "complete": report.complete,
+        "covered": None
+        if report.covered is None
+        else {"schedules": report.covered.schedules, "of": report.covered.of, "scope": options.scope},
         "stubbed": list(report.ready.stubbed),
         "results": [
             {

@@ -53,6 +53,12 @@ def show(console: Console, report: Report, screens: Iterable[list[str]]) -> None
     engines = ", ".join(options.engines)
     head = f"{name}   engine {engines}   profile {options.profile}   seed {options.seed}   {report.duration_s:.1f} s"
     console.print(head, style="bold", markup=False, highlight=False, soft_wrap=True)
+    if report.covered is not None:
+        covered = report.covered
+        share = f"{covered.schedules / covered.of:.0%}" if covered.schedules < covered.of else "all"
+        what = f"of the scope of size {options.scope}" if options.scope is not None else "drawn"
+        line = f"{covered.schedules:,} of {covered.of:,} schedules {what}, {share}"
+        console.print(line, markup=False, highlight=False)
     console.print(table(conforming))
     if faulty:
         console.print("On an engine that breaks its own contract (counts as SHOULD):", style="bold")

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.check import Options, Report, check
+from harness.check import Report, check
+from harness.options import Options
 from harness.targets.checkout import checkout
 from harness.targets.spec import TargetSpec
 from harness.verdict import INVALID, VALID, Result

@@ -12,7 +12,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 CORE = ("harness.schedule", "harness.history", "harness.verdict", "harness.checkers", "harness.shrink")
-PUTTING_TOGETHER = ("harness.cli", "harness.check", "harness.again", "harness.worker", "harness.isolation")
+PUTTING_TOGETHER = (
+    *("harness.cli", "harness.check", "harness.again", "harness.worker", "harness.isolation"),
+    *("harness.options", "harness.search", "harness.pool", "harness.inline", "harness.on_ray"),
+)
 
 
 def modules(*packages: str) -> Iterator[tuple[str, Path]]:

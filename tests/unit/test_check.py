@@ -9,13 +9,16 @@ import pytest
 
 import spec
 from harness import check as module
-from harness import corpus
-from harness.check import MODE_SETS, PROFILES, QUICK_BUDGET, Options, Progress, Report, applies, check
+from harness import corpus, search
+from harness import options as options_module
+from harness.check import Progress, Report, check
 from harness.checkers import RULE_IDS, Case, Judgement, checker
 from harness.history import INCREMENTAL, MODES, PLAIN, STREAM, Halted, History
 from harness.isolation import Ready
+from harness.options import MODE_SETS, PROFILES, QUICK_BUDGET, Options
 from harness.runner import Runner
 from harness.schedule import Attempt, Schedule
+from harness.search import applies, as_run
 from harness.targets import CannotJudge
 from harness.targets.function import FunctionTarget, Generate
 from harness.targets.spec import TargetSpec
@@ -76,7 +79,8 @@ class InProcess:
 def checked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Report]:
     """Checks a pair of functions, on few schedules."""
     monkeypatch.setattr(module, "Worker", InProcess)
-    monkeypatch.setattr(module, "PROFILES", {"quick": 12, "ci": 12})
+    for place in (module, options_module):
+        monkeypatch.setattr(place, "PROFILES", {"quick": 12, "ci": 12})
     few = WHOLE[::4]
     monkeypatch.setattr(corpus, "load", lambda: few)
 
@@ -141,7 +145,7 @@ def test_a_checker_that_crashes_is_unknown(checked: Callable[..., Report], monke
     def crashes(case: Case) -> Judgement:
         raise ZeroDivisionError("no such luck")
 
-    monkeypatch.setattr(module, "checker", lambda rule: crashes if rule == "BUDGET" else real(rule))
+    monkeypatch.setattr(search, "checker", lambda rule: crashes if rule == "BUDGET" else real(rule))
     report = checked(generate, rules=("BUDGET", "STATUS"))
     result = only(report, "BUDGET")
     assert (result.verdict, result.schedules) == (UNKNOWN, 0)
@@ -152,7 +156,7 @@ def test_a_checker_that_crashes_is_unknown(checked: Callable[..., Report], monke
 
 def test_nothing_judged_is_unknown(checked: Callable[..., Report], monkeypatch: pytest.MonkeyPatch) -> None:
     real = checker
-    monkeypatch.setattr(module, "checker", lambda rule: (lambda case: None) if rule == "BUDGET" else real(rule))
+    monkeypatch.setattr(search, "checker", lambda rule: (lambda case: None) if rule == "BUDGET" else real(rule))
     report = checked(generate, rules=("BUDGET",))
     (result,) = report.results  # and no row for the faulty engine
     assert (result.verdict, result.schedules, result.reason) == (UNKNOWN, 0, "no schedule put it to the test")
@@ -307,8 +311,8 @@ def test_a_quick_check_leaves_large_entries_out(
 ) -> None:
     entries = WHOLE[-12:]
     monkeypatch.setattr(corpus, "load", lambda: entries)
-    large = {e.schedule for e in entries if e.schedule.budget > QUICK_BUDGET}
-    small = {e.schedule for e in entries} - large
+    large = {as_run(e.schedule, PLAIN) for e in entries if e.schedule.budget > QUICK_BUDGET}
+    small = {as_run(e.schedule, PLAIN) for e in entries} - large
     assert large and small
     checked(generate, rules=("BUDGET",), profile="quick")
     ran = {schedule for schedule, _ in InProcess.ran}

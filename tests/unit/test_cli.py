@@ -23,7 +23,7 @@ import jsonschema
 import pytest
 from referencing import Registry, Resource
 
-from harness import check, corpus
+from harness import check, corpus, options
 from harness import replay as stored
 from harness.cli import main
 from harness.verdict import CANNOT, CONFORMS, USAGE, VIOLATES
@@ -108,7 +108,8 @@ def run(*arguments: str, cwd: Path, env: dict[str, str] | None = None, timeout: 
 @pytest.fixture
 def inside(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Inside:
     """Runs the command line in this process, on few schedules."""
-    monkeypatch.setattr(check, "PROFILES", {"quick": 8})
+    for place in (check, options):
+        monkeypatch.setattr(place, "PROFILES", {"quick": 8})
     few = tuple(entry for entry in corpus.load() if entry.name.startswith(("abort-exactly", "slime-2260-minimal")))
     monkeypatch.setattr(corpus, "load", lambda: few)
     monkeypatch.setenv("PYTHONPATH", str(PROJECT))

@@ -13,7 +13,8 @@ import pytest
 import typer
 
 import spec
-from harness import check, verdict
+from harness import options as asked
+from harness import verdict
 from harness.checkers import RULE_IDS
 from harness.cli import app
 from harness.engines import FRONTS
@@ -67,9 +68,9 @@ def test_exit_statuses() -> None:
 
 
 def test_profiles() -> None:
-    names, numbers = "|".join(check.PROFILES), ", ".join(f"{n:,}" for n in check.PROFILES.values())
+    names, numbers = "|".join(asked.PROFILES), ", ".join(f"{n:,}" for n in asked.PROFILES.values())
     assert f"`--profile {names}` sets how many schedules ({numbers})" in README.replace("\n", " ")
-    assert check.Options.__dataclass_fields__["profile"].default == "ci"
+    assert asked.Options.__dataclass_fields__["profile"].default == "ci"
 
 
 def test_engines() -> None:

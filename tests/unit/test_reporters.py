@@ -12,10 +12,11 @@ import pytest
 from rich.console import Console
 
 from harness import corpus
-from harness.check import Options, Report
+from harness.check import Report
 from harness.checkers import Case, Finding, checker
 from harness.history import INCREMENTAL, PLAIN, STREAM, TRUNCATED, History
 from harness.isolation import Ready
+from harness.options import Options
 from harness.reporters import failure, jsonfile, terminal
 from harness.runner import Runner
 from harness.schedule import Attempt, Schedule

@@ -1,0 +1,40 @@
+"""Spreads work over a Ray cluster (extra ``ray``): slime's users have one.
+
+rolloutcheck must be importable on every node, and the target's folder must be
+there under the same path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def spread(
+    work: Callable[..., T], tasks: Iterable[tuple[Any, tuple[Any, ...]]], address: str
+) -> Iterator[tuple[Any, T]]:
+    """As `harness.pool.spread`, on the cluster at ``address``, one task a core at a time."""
+    import ray
+
+    ours = not ray.is_initialized()
+    if ours:
+        ray.init(address=address, log_to_driver=False, configure_logging=False)
+    try:
+        remote = ray.remote(num_cpus=1, max_retries=1)(work)
+        names: dict[Any, Any] = {}
+        for name, arguments in tasks:
+            names[remote.remote(*arguments)] = name
+            if len(names) > int(ray.cluster_resources().get("CPU", 1)):
+                yield from _ended(ray, names)
+        while names:
+            yield from _ended(ray, names)
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+def _ended(ray: Any, names: dict[Any, Any]) -> Iterator[tuple[Any, Any]]:
+    for reference in ray.wait(list(names), num_returns=1)[0]:
+        yield names.pop(reference), ray.get(reference)

@@ -1,0 +1,256 @@
+"""Cuts long work into portions and has them run by other processes, here or on a Ray cluster.
+
+A portion is named by its number alone, so that any process can run it, in any
+order and at any time: a journal on disk keeps what was found, and the next
+run goes on where this one ended.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import islice, takewhile
+from pathlib import Path
+from typing import Any, TypeVar
+
+from harness import scope
+from harness.options import PROFILES, Options, faulty_count
+from harness.schedule import Schedule
+from harness.search import Search, to_json
+from harness.version import digest, version
+
+SCOPE_PART = 240
+T = TypeVar("T")
+Found = tuple[int, list[Any]]
+"""How many schedules were run, and the tallies (`harness.search.to_json`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """``kind``: "drawn", "faulty engine" or "scope"; ``size``: at most so many of its schedules."""
+
+    kind: str
+    number: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All portions of a check. ``schedules``: how many they hold together."""
+
+    name: str
+    portions: tuple[Portion, ...]
+    schedules: int
+
+
+def plan(options: Options) -> Plan:
+    """What there is to run besides the corpus."""
+    if options.scope is not None:
+        total = scope.count(options.scope)
+        return Plan("scope", tuple(_cut("scope", total, SCOPE_PART)), total)
+    from harness.strategies import PART
+
+    drawn, faulty = PROFILES[options.profile], faulty_count(options.profile)
+    parts = (*_cut("drawn", drawn, PART), *_cut("faulty engine", faulty, PART))
+    return Plan("drawn", parts, drawn + faulty)
+
+
+def _cut(kind: str, total: int, size: int) -> Iterator[Portion]:
+    for number, begin in enumerate(range(0, total, size)):
+        yield Portion(kind, number, min(size, total - begin))
+
+
+def explore(
+    options: Options, engine: str, modes: tuple[str, ...], plan: Plan, until: float | None = None
+) -> Generator[Found, None, None]:
+    """What each portion found, in any order. No portion is begun after ``until`` (monotonic seconds)."""
+    journal = Journal(options, engine, modes) if options.journal is not None else None
+    known = journal.known if journal is not None else {}
+    yield from known.values()
+    left: Iterable[Portion] = (portion for portion in plan.portions if portion not in known)
+    if until is not None:
+        left = takewhile(lambda portion: time.monotonic() < until, left)
+    tasks = ((portion, (options, engine, modes, portion)) for portion in left)
+    if options.ray is not None:
+        from harness import on_ray
+
+        results = on_ray.spread(run, tasks, options.ray)
+    else:
+        results = spread(run, tasks, options.jobs)
+    for portion, found in results:
+        if journal is not None:
+            journal.add(portion, found)
+        yield found
+
+
+# in the other process
+
+_search: tuple[tuple[Options, str], Search] | None = None
+_scope: tuple[int, int, Iterator[Schedule]] = (-1, 0, iter(()))
+
+
+def run(options: Options, engine: str, modes: tuple[str, ...], portion: Portion) -> Found:
+    """Runs one portion. The target stays loaded for the next one."""
+    global _search
+    if _search is None or _search[0] != (options, engine):
+        _search = ((options, engine), Search(_worker(options, engine), modes, options, engine))
+    search = _search[1]
+    search.clear()
+    count = search.observe_all(_schedules(options, portion))
+    return count, to_json(search.tallies)
+
+
+def _worker(options: Options, engine: str) -> Any:
+    from harness.inline import TRUSTED, Inline
+    from harness.isolation import Worker
+
+    if options.target.kind in TRUSTED:
+        return Inline(options.target, engine, options.tokenizer)
+    return Worker(options.target, engine, options.tokenizer, run_limit_s=options.run_limit_s).__enter__()
+
+
+def _schedules(options: Options, portion: Portion) -> list[Schedule]:
+    if portion.kind == "scope":
+        return _of_scope(options.scope or 0, portion)
+    from harness.strategies import part
+
+    return part(options.seed, portion.number, faulty=portion.kind == "faulty engine")[: portion.size]
+
+
+def _of_scope(size: int, portion: Portion) -> list[Schedule]:
+    """Goes on from where the portion before ended: portions come in order, and counting is cheap but not free."""
+    global _scope
+    begin = portion.number * SCOPE_PART
+    known, place, rest = _scope
+    if known != size or place > begin:
+        place, rest = 0, scope.schedules(size)
+    found = list(islice(rest, begin - place, begin - place + portion.size))
+    _scope = (size, begin + portion.size, rest)
+    return found
+
+
+# processes of this machine
+
+
+def spread(
+    work: Callable[..., T], tasks: Iterable[tuple[Any, tuple[Any, ...]]], jobs: int | None = None
+) -> Iterator[tuple[Any, T]]:
+    """``work(*arguments)`` for each named task, in processes; (name, result) as they come. None: one a core.
+
+    Tasks are taken one by one as processes become free. What a task raises is raised here.
+    """
+    jobs = jobs or cores()
+    with processes(jobs) as pool:
+        names: dict[Future[T], Any] = {}
+        for name, arguments in tasks:
+            names[pool.submit(work, *arguments)] = name
+            if len(names) > jobs:  # one is always waiting, so that no process is idle
+                yield from _ended(names)
+        while names:
+            yield from _ended(names)
+
+
+def _ended(names: dict[Future[T], Any]) -> Iterator[tuple[Any, T]]:
+    for future in wait(names, return_when=FIRST_COMPLETED).done:
+        yield names.pop(future), future.result()
+
+
+@contextmanager
+def processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes that end with this block, whatever ends it, and with this process.
+
+    Spawned, not forked: the parent may have threads, and a front patches the HTTP libraries of its process.
+    """
+    before = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_begin)
+    try:
+        yield pool
+        pool.shutdown()
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for child in set(multiprocessing.active_children()) - before:
+            child.kill()
+        raise
+
+
+def _begin() -> None:
+    from harness.worker import die_with_parent
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's affair
+    die_with_parent()
+
+
+def cores() -> int:
+    """As many as this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+# what is known from before
+
+
+class BadJournal(ValueError):
+    """The file cannot be gone on from. The message is one line."""
+
+
+class Journal:
+    """A file of JSON lines: what the work is, then what each portion found."""
+
+    def __init__(self, options: Options, engine: str, modes: tuple[str, ...]) -> None:
+        """Reads what is there. Raises BadJournal when it belongs to other work, OSError when it cannot be written."""
+        self.path, self.engine = Path(options.journal or ""), engine
+        self.known: dict[Portion, Found] = {}
+        head = {"rolloutcheck": version(), "suite": digest(), "work": _work(options, modes)}
+        lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
+        if not lines:
+            self.path.write_text(json.dumps(head) + "\n", encoding="utf-8")
+            return
+        try:
+            if json.loads(lines[0]) != json.loads(json.dumps(head)):
+                raise BadJournal(f"{self.path} is the journal of other work; name another file, or remove it")
+            for line in lines[1:]:
+                self._read(json.loads(line))
+        except (KeyError, TypeError) as error:
+            raise BadJournal(f"{self.path} is no journal of rolloutcheck") from error
+        except json.JSONDecodeError as error:
+            if error.doc is not lines[-1] or len(lines) == 1:  # the last line may be cut off
+                raise BadJournal(f"{self.path} is no journal of rolloutcheck") from error
+            text = "\n".join(lines[:-1]) + "\n"
+            self.path.write_text(text, encoding="utf-8")
+
+    def _read(self, data: dict[str, Any]) -> None:
+        if data["engine"] == self.engine:
+            self.known[Portion(**data["portion"])] = (int(data["schedules"]), list(data["found"]))
+
+    def add(self, portion: Portion, found: Found) -> None:
+        """Writes a line, at once."""
+        data = {"engine": self.engine, "portion": asdict(portion), "schedules": found[0], "found": found[1]}
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(data) + "\n")
+
+
+def _work(options: Options, modes: tuple[str, ...]) -> dict[str, Any]:
+    """What must be the same for two runs to be parts of one. Where the target lies may differ, its revision not."""
+    target = options.target
+    return {
+        "target": [target.kind, target.function, target.twin, target.revision],
+        "modes": list(modes),
+        "rules": list(options.rules),
+        "profile": options.profile,
+        "seed": options.seed,
+        "scope": options.scope,
+        "tokenizer": options.tokenizer,
+        "hypothesis": None if options.scope is not None else _hypothesis(),
+    }
+
+
+def _hypothesis() -> str:
+    from importlib.metadata import version
+
+    return version("hypothesis")

@@ -1,0 +1,227 @@
+"""Runs schedules on a target in every mode, lets every checker judge each run, and keeps count."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import spec
+from harness import schedule as schedules
+from harness.checkers import RULE_IDS, Case, Finding, Judgement, checker, halt
+from harness.checkers.resume_eq import comparable
+from harness.history import PLAIN, History
+from harness.isolation import Ready
+from harness.options import Options
+from harness.schedule import Schedule
+from harness.shrink import size
+from harness.targets import CannotJudge
+
+LOOKAHEAD = 4
+MAX_HISTORIES = 20_000
+COMPARES_MODES = ("MODE-EQ", "RETRY")
+
+Key = tuple[str, str, bool]
+"""Rule, mode, and whether the engine breaks its own contract."""
+
+
+class Runs(Protocol):
+    """What runs schedules: a `harness.isolation.Worker`, or a `harness.inline.Inline`."""
+
+    ready: Ready
+
+    def ahead(self, wanted: Schedule, mode: str) -> None: ...
+
+    def run(self, wanted: Schedule, mode: str) -> History: ...
+
+
+@dataclass(slots=True)
+class Tally:
+    """One rule in one mode on one kind of engine, while schedules run.
+
+    ``judged`` schedules put it to the test, ``broken`` is the smallest that
+    broke it; ``unknown`` runs could not be judged, ``reason`` is the first one's.
+    """
+
+    judged: int = 0
+    broken: Schedule | None = None
+    unknown: int = 0
+    reason: str = ""
+
+    def cannot(self, reason: str, runs: int = 1) -> None:
+        self.reason = self.reason or reason
+        self.unknown += runs
+
+    def breaks(self, schedule: Schedule) -> None:
+        if self.broken is None or size(schedule) < size(self.broken):
+            self.broken = schedule
+
+
+def to_json(tallies: dict[Key, Tally]) -> list[Any]:
+    """The tallies that say something, as JSON data."""
+    return [
+        [*key, t.judged, None if t.broken is None else schedules.to_json(t.broken), t.unknown, t.reason]
+        for key, t in tallies.items()
+        if t != Tally()
+    ]
+
+
+class Search:
+    """The runs of one target behind one front, and what they showed."""
+
+    def __init__(self, worker: Runs, modes: tuple[str, ...], options: Options, engine: str) -> None:
+        from harness.engines import front
+
+        self.worker, self.modes, self.options = worker, modes, options
+        self.cannot = front(engine).cannot
+        self.rules = options.rules or RULE_IDS
+        self.checkers = {rule: checker(rule) for rule in self.rules}
+        self.tallies: dict[Key, Tally] = {}
+        self.clear()
+        self.histories: dict[tuple[Schedule, str], History | CannotJudge] = {}
+
+    def clear(self) -> None:
+        """Counts from nothing again."""
+        self.tallies = {
+            (rule, mode, faulty): Tally()
+            for rule in self.rules
+            for mode in self.modes
+            for faulty in (False, True)
+            if applies(rule, mode, self.modes)
+        }
+
+    def add(self, found: list[Any]) -> None:
+        """Adds the tallies of another search, as `to_json` gives them."""
+        for rule, mode, faulty, judged, broken, unknown, reason in found:
+            tally = self.tallies[rule, mode, faulty]
+            tally.judged += judged
+            if broken is not None:
+                tally.breaks(schedules.from_json(broken))
+            if unknown:
+                tally.cannot(reason, unknown)
+
+    # running
+
+    def observe_all(self, among: Iterable[Schedule], tell: Callable[[int], None] = lambda done: None) -> int:
+        """Observes schedule after schedule, the worker a few ahead of the checkers. Returns how many."""
+        waiting: deque[Schedule] = deque()
+        done = 0
+
+        def observe() -> None:
+            nonlocal done
+            tell(done)
+            self.observe(waiting.popleft())
+            done += 1
+
+        for schedule in among:
+            self._send_ahead(schedule)
+            waiting.append(schedule)
+            if len(waiting) > LOOKAHEAD:
+                observe()
+        while waiting:
+            observe()
+        return done
+
+    def _send_ahead(self, schedule: Schedule) -> None:
+        if self.cannot & set(schedule.kinds):
+            return
+        for run in (schedule, *((schedule.uninterrupted(),) if self._baseline(schedule) else ())):
+            for mode in self.modes:
+                wanted = as_run(run, mode)
+                if (wanted, mode) not in self.histories:
+                    self.worker.ahead(wanted, mode)
+
+    def _baseline(self, schedule: Schedule) -> bool:
+        return "RESUME-EQ" in self.rules and comparable(schedule)
+
+    def history(self, schedule: Schedule, mode: str) -> History | CannotJudge:
+        """The run of a schedule, or why there is none."""
+        wanted = as_run(schedule, mode)
+        key = (wanted, mode)
+        if key not in self.histories:
+            if len(self.histories) > MAX_HISTORIES:
+                self.histories.clear()
+            try:
+                self.histories[key] = self.worker.run(wanted, mode)
+            except CannotJudge as error:
+                self.histories[key] = error
+        return self.histories[key]
+
+    def _cases(
+        self, schedule: Schedule, modes: tuple[str, ...], *, baseline: bool
+    ) -> Iterator[tuple[str, Case | CannotJudge]]:
+        """A mode's case for each mode, or why there is none. ``baseline``: with the uninterrupted run."""
+        runs = {mode: self.history(schedule, mode) for mode in modes}
+        good = {mode: run for mode, run in runs.items() if isinstance(run, History)}
+        for mode, run in runs.items():
+            if isinstance(run, CannotJudge):
+                yield mode, run
+                continue
+            unbroken = self.history(schedule.uninterrupted(), mode) if baseline and schedule.attempts else None
+            yield mode, Case(mode, good, unbroken if isinstance(unbroken, History) else None)
+
+    # judging
+
+    def observe(self, schedule: Schedule) -> None:
+        """Runs a schedule in every mode and lets every checker judge it."""
+        if self.cannot & set(schedule.kinds):
+            return
+        for mode, case in self._cases(schedule, self.modes, baseline=self._baseline(schedule)):
+            for rule in self.rules:
+                tally = self.tallies.get((rule, mode, schedule.faulty_engine))
+                if tally is None:
+                    continue
+                if isinstance(case, CannotJudge):
+                    if not case.not_applicable:
+                        tally.cannot(str(case))
+                    continue
+                judgement = self.judge(rule, case)
+                if isinstance(judgement, str):
+                    tally.cannot(judgement)
+                elif judgement is not None:
+                    tally.judged += 1
+                if isinstance(judgement, Finding):
+                    self._broken(rule, mode, schedule)
+
+    def _broken(self, rule: str, mode: str, schedule: Schedule) -> None:
+        """Notes a schedule that breaks a rule. One that also does without the engine's faults is noted without."""
+        clean = schedule.on_conforming_engine()
+        if schedule.faulty_engine and self.breaks((rule, mode, False), clean) is not None:
+            schedule = clean
+        self.tallies[rule, mode, schedule.faulty_engine].breaks(schedule)
+
+    def judge(self, rule: str, case: Case) -> Judgement | str:
+        """What the rule's checker says of one case, or in words why that is unknown."""
+        try:
+            judgement = self.checkers[rule](case)
+        except Exception as crash:
+            return f"the checker of {rule} crashed: {type(crash).__name__}: {crash}"[:300]
+        stopped = halt(case.history)
+        if not isinstance(judgement, Finding) and stopped is not None and stopped.kind != "storm":
+            return f"call {stopped.attempt + 1}: {stopped.kind}: {stopped.message}"
+        return judgement
+
+    def breaks(self, key: Key, schedule: Schedule) -> Finding | None:
+        """The finding of a rule on a schedule, if it is broken there."""
+        rule, mode, faulty = key
+        if self.cannot & set(schedule.kinds) or schedule.faulty_engine != faulty:
+            return None
+        modes = tuple(dict.fromkeys((self.modes[0], mode))) if rule in COMPARES_MODES else (mode,)
+        for ran, case in self._cases(schedule, modes, baseline=rule == "RESUME-EQ"):
+            if ran == mode and isinstance(case, Case):
+                judgement = self.judge(rule, case)
+                return judgement if isinstance(judgement, Finding) else None
+        return None
+
+
+def as_run(schedule: Schedule, mode: str) -> Schedule:
+    """The schedule without what makes no difference in the mode: a plain reply has no events, and is run once."""
+    return schedule.in_one_piece() if mode == PLAIN else schedule
+
+
+def applies(rule: str, mode: str, modes: tuple[str, ...]) -> bool:
+    """Whether a rule can be judged in a mode, given the modes that are run; MODE-EQ needs one to compare with."""
+    if mode not in spec.RULES[rule].modes:
+        return False
+    return rule != "MODE-EQ" or modes.index(mode) > 0
