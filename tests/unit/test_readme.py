@@ -22,9 +22,7 @@ from harness.engines import FRONTS
 PROJECT = Path(__file__).resolve().parents[2]
 README = (PROJECT / "README.md").read_text(encoding="utf-8")
 ARCHITECTURE = (PROJECT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-DOCUMENTS = [p.relative_to(PROJECT) for p in PROJECT.glob("*.md")] + [
-    Path("spec") / p.name for p in PROJECT.glob("spec/*.md")
-]
+DOCUMENTS = [p.relative_to(PROJECT) for pattern in ("*.md", "spec/*.md", "docs/*.md") for p in PROJECT.glob(pattern)]
 
 
 def block(name: str) -> str:
