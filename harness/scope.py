@@ -114,7 +114,8 @@ def _attempts(budget: int) -> Iterator[tuple[Attempt, ...]]:
     for first in interruptions(budget):
         yield (first,)
         yield (first, Attempt(round_trip=True))
-        for second in interruptions(max(budget - first.after, 0)):
+        kept = first.after if first.kind in KEEPS else 0  # of the others one mode keeps nothing
+        for second in interruptions(budget - kept):
             yield (first, second)
 
 

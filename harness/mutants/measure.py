@@ -6,13 +6,12 @@ them, which holds a schedule for most of these faults, but a new fault is not in
 
 from __future__ import annotations
 
-import multiprocessing
 import statistics
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import dataclass
 
+from harness import pool
 from harness.checkers import RULE_IDS, Case, Finding, checker
 from harness.checkers.resume_eq import comparable
 from harness.history import PLAIN, History
@@ -92,17 +91,10 @@ def measure(
     """Each mutant on the schedules that a check with the profile draws, for seeds 0 to ``seeds`` - 1."""
     wanted = tuple(ids)
     found: dict[int, dict[str, int | None]] = {}
-    # Spawned, not forked: the parent may have threads, and a front patches the HTTP libraries of its process.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        waiting = {pool.submit(of_seed, wanted, seed, profile): seed for seed in range(seeds)}
-        try:
-            for future in as_completed(waiting):
-                found[waiting[future]] = future.result()
-                tell(len(found), seeds)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    tasks = ((seed, (wanted, seed, profile)) for seed in range(seeds))
+    for seed, numbers in pool.spread(of_seed, tasks, jobs):
+        found[seed] = numbers
+        tell(len(found), seeds)
     mutants = load()
     return [Measured(mutants[i], tuple(found[seed][i] for seed in range(seeds))) for i in wanted]
 

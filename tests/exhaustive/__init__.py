@@ -1,0 +1,1 @@
+"""Tests that leave nothing out of a small scope."""
