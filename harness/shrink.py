@@ -93,6 +93,8 @@ def _simpler(s: Schedule) -> Iterator[Schedule]:
     for cut in (s.prompt[: len(s.prompt) // 2], s.prompt[1:], s.prompt[:-1], _PLAIN.prompt * len(s.prompt)):
         if cut:
             yield replace(s, prompt=cut)
+            if s.context:
+                yield replace(s, prompt=cut, context=max(s.context - len(s.prompt) + len(cut), 0))
     for script in (s.script[:1], s.script[: len(s.script) // 2], s.script[1:], s.script[:-1]):
         if script:
             yield replace(s, script=script)

@@ -1,0 +1,1 @@
+"""Tests that need the package ray: `tox -e ray`."""
