@@ -9,18 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
+from harness.targets import CannotJudge
+
 T = TypeVar("T")
 
 
 def spread(
     work: Callable[..., T], tasks: Iterable[tuple[Any, tuple[Any, ...]]], address: str
 ) -> Iterator[tuple[Any, T]]:
-    """As `harness.pool.spread`, on the cluster at ``address``, one task a core at a time."""
+    """As `harness.pool.spread`, on the cluster at ``address``, one task a core at a time. Raises CannotJudge."""
     import ray
 
     ours = not ray.is_initialized()
     if ours:
-        ray.init(address=address, log_to_driver=False, configure_logging=False)
+        try:
+            ray.init(address=address, log_to_driver=False, configure_logging=False)
+        except Exception as error:  # what ray raises depends on the form of the address
+            raise CannotJudge(f"no Ray cluster at {address}: {(str(error).splitlines() or [''])[0][:200]}") from error
     try:
         remote = ray.remote(num_cpus=1, max_retries=1)(work)
         names: dict[Any, Any] = {}

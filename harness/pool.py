@@ -203,36 +203,54 @@ class Journal:
     """A file of JSON lines: what the work is, then what each portion found."""
 
     def __init__(self, options: Options, engine: str, modes: tuple[str, ...]) -> None:
-        """Reads what is there. Raises BadJournal when it belongs to other work, OSError when it cannot be written."""
+        """Reads what is there. Raises BadJournal when it belongs to other work, or cannot be read or written."""
         self.path, self.engine = Path(options.journal or ""), engine
         self.known: dict[Portion, Found] = {}
         head = {"rolloutcheck": version(), "suite": digest(), "work": _work(options, modes)}
-        lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
-        if not lines:
-            self.path.write_text(json.dumps(head) + "\n", encoding="utf-8")
-            return
-        try:
+        if self.path.exists() and not self.path.is_file():  # a device may have no end
+            raise BadJournal(f"cannot use {self.path}: it is no file")
+        with self._readable():
+            lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
+            if not lines:
+                self.path.write_text(json.dumps(head) + "\n", encoding="utf-8")
+                return
             if json.loads(lines[0]) != json.loads(json.dumps(head)):
                 raise BadJournal(f"{self.path} is the journal of other work; name another file, or remove it")
-            for line in lines[1:]:
+            whole = lines
+            if len(lines) > 1 and not _is_json(lines[-1]):  # cut off while it was written
+                whole = lines[:-1]
+                self.path.write_text("\n".join(whole) + "\n", encoding="utf-8")
+            for line in whole[1:]:
                 self._read(json.loads(line))
-        except (KeyError, TypeError) as error:
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        try:
+            yield
+        except BadJournal:
+            raise
+        except OSError as error:
+            raise BadJournal(f"cannot use {self.path}: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError) as error:
             raise BadJournal(f"{self.path} is no journal of rolloutcheck") from error
-        except json.JSONDecodeError as error:
-            if error.doc is not lines[-1] or len(lines) == 1:  # the last line may be cut off
-                raise BadJournal(f"{self.path} is no journal of rolloutcheck") from error
-            text = "\n".join(lines[:-1]) + "\n"
-            self.path.write_text(text, encoding="utf-8")
 
     def _read(self, data: dict[str, Any]) -> None:
         if data["engine"] == self.engine:
             self.known[Portion(**data["portion"])] = (int(data["schedules"]), list(data["found"]))
 
     def add(self, portion: Portion, found: Found) -> None:
-        """Writes a line, at once."""
+        """Writes a line, at once. Raises BadJournal."""
         data = {"engine": self.engine, "portion": asdict(portion), "schedules": found[0], "found": found[1]}
-        with self.path.open("a", encoding="utf-8") as file:
+        with self._readable(), self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(data) + "\n")
+
+
+def _is_json(line: str) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
 
 
 def _work(options: Options, modes: tuple[str, ...]) -> dict[str, Any]:

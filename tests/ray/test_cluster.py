@@ -52,6 +52,13 @@ def test_what_a_task_raises_is_raised_here(cluster: str) -> None:
         list(on_ray.spread(refuses, [(0, ())], cluster))
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere", "ray://127.0.0.1:1"])
+def test_no_cluster_is_one_line(address: str) -> None:
+    with pytest.raises(CannotJudge, match=f"no Ray cluster at {address}: ") as error:
+        list(on_ray.spread(where, [(0, (0,))], address))
+    assert "\n" not in str(error.value)
+
+
 def test_a_whole_scope_on_a_cluster(cluster: str, tmp_path: Path) -> None:
     journal = tmp_path / "journal"
     options: dict[str, Any] = {"scope": 0, "ray": cluster, "journal": str(journal)}

@@ -270,5 +270,17 @@ def test_a_line_that_is_no_portion_is_refused(line: str, tmp_path: Path) -> None
         Journal(options, "inproc", (PLAIN,))
 
 
+@pytest.mark.parametrize("name", ["/dev/full", "/nowhere/journal"])
+def test_a_journal_that_cannot_be_written_is_refused(name: str) -> None:
+    with pytest.raises(BadJournal, match=f"cannot use {name}: "):
+        Journal(deep(Path(name)), "inproc", (PLAIN,)).add(Portion("drawn", 0, 1), (1, []))
+
+
+def test_a_journal_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "journal").write_bytes(b"\xff\xfe")
+    with pytest.raises(BadJournal, match="is no journal of rolloutcheck"):
+        Journal(deep(tmp_path / "journal"), "inproc", (PLAIN,))
+
+
 def test_the_plan_is_data() -> None:
     assert Plan("scope", (), 0).portions == ()
