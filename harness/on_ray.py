@@ -6,11 +6,13 @@ there under the same path.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from harness.targets import CannotJudge
 
+CONNECT_S = 5.0
 T = TypeVar("T")
 
 
@@ -22,6 +24,7 @@ def spread(
 
     ours = not ray.is_initialized()
     if ours:
+        _reach(address)
         try:
             ray.init(address=address, log_to_driver=False, configure_logging=False)
         except Exception as error:  # what ray raises depends on the form of the address
@@ -38,6 +41,18 @@ def spread(
     finally:
         if ours:
             ray.shutdown()
+
+
+def _reach(address: str) -> None:
+    """Ray itself would try for minutes. Raises CannotJudge."""
+    if address == "auto":
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), CONNECT_S).close()
+    except (OSError, ValueError) as error:  # ValueError: no host:port
+        reason = getattr(error, "strerror", None) or "give auto, host:port or ray://host:port"
+        raise CannotJudge(f"no Ray cluster at {address}: {reason}") from error
 
 
 def _ended(ray: Any, names: dict[Any, Any]) -> Iterator[tuple[Any, Any]]:
