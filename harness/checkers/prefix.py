@@ -40,7 +40,7 @@ def _input(trace: Trace, turn: Turn, exchange: Exchange, before: tuple[Exchange,
     if rest in ((), entry):
         return None
     # A client that goes on inside one call may send what it was given in that call.
-    given = (entry + e.ids for e in before)
+    given = (_base(trace, e) + e.ids for e in before)
     if rest[: len(entry)] == entry and any(g[: len(rest)] == rest for g in given):
         return None
     return f"the input has {len(rest)} response ids, not the {len(entry)} kept"
@@ -54,11 +54,11 @@ def _kept(trace: Trace, turn: Turn, after: SampleView) -> str | None:
         return None  # the lengths disagree: ALIGN's to say
     if not kept or (kept == entry and _same(after.logprobs, turn.entry.logprobs, len(kept))):
         return None
-    close = None
+    close = kept == entry  # the right tokens, and only their logprobs are not
     # What a request may have gone on from: the sample at the start, or what came earlier in this call.
     known = [(entry, turn.entry.logprobs or ())]
     for exchange in turn.exchanges:
-        base = _base(trace, turn, exchange)
+        base = _base(trace, exchange)
         before = [probs[: len(base)] for ids, probs in known if ids[: len(base)] == base] or [()]
         grown = base + exchange.ids
         known += [(grown, probs + exchange.logprobs) for probs in before]
@@ -70,12 +70,12 @@ def _kept(trace: Trace, turn: Turn, after: SampleView) -> str | None:
             return None
         if any(after.logprobs == (probs + exchange.logprobs)[: len(kept)] for probs in before):
             return None if trace.room(len(kept)) <= 0 else _torn(trace, exchange, len(kept) - len(base))
-        close = "the logprobs are not those that were delivered"
+        close = True
     if close:
-        return close
+        return "the logprobs are not those that were delivered"
     if kept[: len(entry)] != entry:
         return f"the {len(entry)} kept tokens change"
-    if entry and turn.exchanges and not _base(trace, turn, turn.exchanges[-1]):
+    if entry and turn.exchanges and not _base(trace, turn.exchanges[-1]):
         return f"the request leaves out what stays on the sample ({len(entry)} tokens)"
     return f"keeps {len(kept)} tokens that no request brought together"
 
@@ -92,7 +92,7 @@ def _torn(trace: Trace, exchange: Exchange, count: int) -> str | None:
     return f"keeps {count} of {len(exchange.ids)} tokens, which did not come apart there"
 
 
-def _base(trace: Trace, turn: Turn, exchange: Exchange) -> tuple[int, ...]:
+def _base(trace: Trace, exchange: Exchange) -> tuple[int, ...]:
     """The response tokens the request went on from: () when it began at the prompt."""
     ids = exchange.request.input_ids
     return () if ids is None else ids[trace.prompt :]
