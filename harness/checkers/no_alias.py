@@ -8,8 +8,8 @@ from harness.history import Raised, Returned
 
 
 def check(case: Case) -> Judgement:
-    judged = False
-    for sample, turn in case.trace.all_turns:
+    trace, judged = case.trace, False
+    for sample, turn in trace.all_turns:
         if isinstance(turn.outcome, Returned | Raised):
             judged = True
             problem = _problem(turn, turn.outcome)

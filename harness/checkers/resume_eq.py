@@ -7,7 +7,7 @@ engine's reserve below C, and samples the client gave up as FAILED.
 
 from __future__ import annotations
 
-from harness.checkers import HOLDS, Case, Finding, Judgement, halt
+from harness.checkers import HOLDS, Case, Finding, Judgement
 from harness.checkers.trace import Trace
 from harness.history import FAILED, TERMINAL, Raised, Returned
 from harness.schedule import Schedule
@@ -17,7 +17,7 @@ def check(case: Case) -> Judgement:
     trace, baseline = case.trace, case.baseline
     if baseline is None or not comparable(trace.schedule):
         return None
-    if halt(trace.history) or halt(baseline.history) or trace.near_limit() or baseline.near_limit():
+    if trace.near_limit() or baseline.near_limit():
         return None
     after, expected = final(trace), final(baseline)
     if after is None or expected is None or expected.view.status not in TERMINAL or after.view.status == FAILED:

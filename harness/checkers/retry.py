@@ -5,6 +5,8 @@ That a retry appends once and starts from clean state shows in PREFIX and ALIGN.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from harness.checkers import HOLDS, Case, Finding, Judgement, halt
 from harness.checkers.trace import Exchange, Trace, Turn
 
@@ -14,12 +16,11 @@ BEFORE_ANY_EVENT = ("http", "drop-before")
 def check(case: Case) -> Judgement:
     trace, judged = case.trace, False
     for sample, turn in trace.all_turns:
-        for one, two in zip(turn.exchanges, turn.exchanges[1:], strict=False):
-            if one.refused and _same(one, two):
-                code = one.fault.code if one.fault is not None else 400
+        for one, two in pairwise(turn.exchanges):
+            if one.fault is not None and one.refused and _same(one, two):
                 again = len(turn.exchanges) - 1
                 times = f" {again} times" if again > 1 else ""
-                return Finding(turn.index, f"HTTP {code} is asked again{times}", sample)
+                return Finding(turn.index, f"HTTP {one.fault.code} is asked again{times}", sample)
         judged = judged or any(e.fault is not None for e in turn.exchanges)
     stop = halt(trace.history)
     if stop is not None and stop.kind == "storm":

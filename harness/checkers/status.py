@@ -13,13 +13,12 @@ def check(case: Case) -> Judgement:
     trace, judged = case.trace, False
     left: dict[int, str] = {}  # by sample: its status after the call before
     for sample, turn in trace.all_turns:
-        before = left.get(sample, turn.entry.status)
+        before = left.get(sample)
         if before in TERMINAL and turn.entry.status != before:
             return Finding(turn.index, f"was {before}, and comes back {turn.entry.status}", sample)
-        if turn.after is not None:
-            left[sample] = turn.after.status
         if turn.after is None:
             continue
+        left[sample] = turn.after.status
         if turn.live:
             if turn.last is None:
                 problem = _unasked(trace, turn)
@@ -103,5 +102,5 @@ def _full(trace: Trace, view: SampleView) -> bool:
 
 
 def _too_long(last: Exchange) -> bool:
-    message = last.fault.message if last.fault is not None else ""
-    return "context length" in message or "maximum allowed length" in message
+    fault = last.fault
+    return fault is not None and ("context length" in fault.message or "maximum allowed length" in fault.message)

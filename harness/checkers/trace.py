@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 from harness.history import (
@@ -91,7 +91,7 @@ class Turn:
 def response_ids(view: SampleView) -> tuple[int, ...]:
     """The response's part of the tokens, by the sample's own response_length."""
     r = view.response_length
-    return view.tokens[len(view.tokens) - r :] if 0 < r <= len(view.tokens) else ()
+    return view.tokens[len(view.tokens) - r :] if r <= len(view.tokens) else ()
 
 
 class Trace:
@@ -107,7 +107,7 @@ class Trace:
     @cached_property
     def turns(self) -> tuple[Turn, ...]:
         """The calls on the sample under test."""
-        return self.by_sample[0] if self.by_sample else ()
+        return self.by_sample[0]
 
     @cached_property
     def all_turns(self) -> tuple[tuple[int, Turn], ...]:
@@ -116,11 +116,15 @@ class Trace:
 
     @cached_property
     def by_sample(self) -> tuple[tuple[Turn, ...], ...]:
+        """The calls on each sample. Apart from how they are found: mutmut leaves a decorated function as it is."""
+        return self._grouped()
+
+    def _grouped(self) -> tuple[tuple[Turn, ...], ...]:
         samples: list[list[Turn]] = [[] for _ in range(self.schedule.samples)]
         views: dict[int, SampleView] = {}
         events = self.history.events
         starts = [i for i, e in enumerate(events) if isinstance(e, Called)]
-        for begin, end in zip(starts, [*starts, len(events)][1:], strict=True):
+        for begin, end in pairwise([*starts, len(events)]):
             called = events[begin]
             assert isinstance(called, Called)
             known = {n: v for n, v in views.items() if n != called.sample}

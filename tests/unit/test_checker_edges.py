@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.checkers import HOLDS, Case, Finding, checker, halt
+from harness.checkers import HOLDS, Case, Finding, _traces, checker, halt
 from harness.checkers.trace import Exchange, Trace, response_ids
 from harness.history import (
     ABORTED,
@@ -77,6 +77,23 @@ def test_CONTEXT_leaves_a_request_without_a_limit_to_BUDGET() -> None:
     assert judge("CONTEXT", Life(budget=8, context=10).call(Ask(params={"max_new_tokens": None}))) is HOLDS
 
 
+def test_CONTEXT_counts_the_input_that_was_sent() -> None:
+    """Also where it is none that the rules know: that is for PREFIX to say."""
+    assert judge("CONTEXT", buffered((5, 6), budget=8, context=10).call(Ask(6, kept=(5,)))) is HOLDS
+
+
+def test_EXHAUSTED_says_nothing_while_one_token_may_be_had() -> None:
+    assert judge("EXHAUSTED", Life(budget=1).call()) is None
+
+
+def test_MAXIMAL_counts_the_kept_tokens_where_0_5_9_refuses_the_sum_item_7() -> None:
+    def life(asked: int) -> Life:
+        return buffered((5,), budget=9, context=12, sglang="0.5.9").call(Ask(asked))
+
+    assert judge("MAXIMAL", life(7)) is HOLDS
+    assert problem("MAXIMAL", life(6)) == "may ask 8"
+
+
 # PREFIX
 
 
@@ -110,11 +127,20 @@ def test_PREFIX_says_nothing_of_logprobs_that_the_buffer_did_not_bring() -> None
     assert "logprobs" in problem("PREFIX", life)
 
 
+def test_PREFIX_goes_on_from_the_sample_after_a_restart_that_brought_nothing() -> None:
+    life = buffered((5, 6), budget=4).call(
+        Ask(4, kept=(), fault="drop-before"), Ask(2, (7,), "stop"), after=view((5, 6, 7))
+    )
+    assert judge("PREFIX", life) is HOLDS
+
+
 def test_PREFIX_cuts_what_goes_beyond_the_room() -> None:
     """A sample that is full, by its budget or by its context, may hold a part of what came together."""
     assert judge("PREFIX", Life(budget=1).call(Ask(1, (5, 6), "stop"), after=view((5,), TRUNCATED))) is HOLDS
     life = Life(budget=9, context=4).call(Ask(1, (5, 6), "stop"), after=view((5,), TRUNCATED))
     assert judge("PREFIX", life) is HOLDS
+    life = Life(budget=2).call(Ask(2, (5, 6), "stop"), after=view((5,), TRUNCATED))
+    assert "keeps 1 of 2 tokens" in problem("PREFIX", life)
 
 
 @pytest.mark.parametrize("kind", ["missing", "over-deliver", "lost-ids"])
@@ -225,6 +251,11 @@ def test_RESUME_EQ_does_not_judge_behind_a_stop_token(finish: str | None) -> Non
     assert judge("RESUME-EQ", life.call(Ask(3, (6,), "stop"), after=view((EOS, 6), COMPLETED)), baseline=once()) is None
 
 
+def test_RESUME_EQ_does_not_judge_an_abort_that_landed_on_the_stop_token() -> None:
+    life = Life(budget=4, attempts=attempts("abort")).call(Ask(4, (5, EOS), "abort"), after=view((5, EOS), COMPLETED))
+    assert judge("RESUME-EQ", life, baseline=once()) is None
+
+
 def test_RESUME_EQ_judges_where_a_stop_token_ended_the_answer() -> None:
     """Also a stop token inside: it is the last one of a request that counts."""
     for got, finish in (((5, EOS), "stop"), ((5, EOS), "length"), ((EOS, 5), "abort")):
@@ -275,6 +306,9 @@ def test_MODE_EQ_says_nothing_of_a_run_that_halts_in_either_mode(kinds: tuple[st
     assert problem("MODE-EQ", ended(STREAM, kinds=kinds), ended(PLAIN, kinds=kinds))
     assert judge("MODE-EQ", ended(STREAM, kinds=kinds, halts="hang"), ended(PLAIN, kinds=kinds)) is None
     assert judge("MODE-EQ", ended(STREAM, kinds=kinds), ended(PLAIN, kinds=kinds, halts="hang")) is None
+    # Nor of what was different before it halted.
+    assert judge("MODE-EQ", ended(STREAM, kinds=kinds).call(halts="hang"), ended(PLAIN, kinds=kinds)) is None
+    assert judge("MODE-EQ", ended(STREAM, kinds=kinds), ended(PLAIN, kinds=kinds).call(halts="hang")) is None
 
 
 @pytest.mark.parametrize("failed", [PLAIN, STREAM])
@@ -425,6 +459,37 @@ def test_STATUS_needs_words_of_the_engine_to_truncate() -> None:
     assert problem("STATUS", Life(budget=4).call(Ask(4), after=view((), TRUNCATED)))
 
 
+def test_STATUS_allows_an_exception_under_the_flag_where_the_end_was_not_read() -> None:
+    life = Life(budget=4).call(Ask(4, (5,), "stop"), flag=True, raises="Cancelled", after=view((), PENDING))
+    assert judge("STATUS", life) is HOLDS
+
+
+def came_back(left: str, entry: str, *, sample: int = 0, between: str = "") -> Life:
+    """A sample that a call left with one status, and that the next call on it is given with another."""
+    life = Life(budget=4, samples=2).call(Ask(4, (5,), "abort"), after=view((5,), ABORTED), sample=1 - sample)
+    life.views[sample] = view((5,), left)
+    life.call(flag=True, sample=sample)
+    if between:
+        life.call(halts=between, sample=sample)
+    life.views[sample] = view((5,), entry)
+    return life.call(flag=True, sample=sample)
+
+
+@pytest.mark.parametrize("status", [COMPLETED, TRUNCATED])
+@pytest.mark.parametrize("sample", [0, 1])
+def test_STATUS_is_broken_by_an_end_that_is_forgotten_between_calls(status: str, sample: int) -> None:
+    life = came_back(status, ABORTED, sample=sample)
+    assert judge("STATUS", life) == Finding(2, f"was {status}, and comes back aborted", sample)
+    life = came_back(status, PENDING, sample=sample, between="hang")
+    assert judge("STATUS", life) == Finding(3, f"was {status}, and comes back pending", sample)
+    assert judge("STATUS", came_back(status, status, sample=sample)) is HOLDS
+
+
+def test_STATUS_lets_a_status_that_is_no_end_change_between_calls() -> None:
+    assert judge("STATUS", came_back(ABORTED, PENDING)) is HOLDS
+    assert judge("STATUS", came_back(FAILED, COMPLETED)) is HOLDS
+
+
 # ALIGN
 
 
@@ -434,6 +499,7 @@ def test_ALIGN_asks_for_logprobs_if_the_last_requests_did() -> None:
     assert judge("ALIGN", Life(budget=8).call(unasked, after=bare).call(after=bare)) is HOLDS
     assert judge("ALIGN", Life(budget=8).call(unasked, asked, after=bare)) is HOLDS
     assert judge("ALIGN", Life(budget=8).call(asked, unasked, after=bare)) is HOLDS
+    assert judge("ALIGN", Life(budget=8).call(unasked, after=view((5,))).call(after=bare)) is HOLDS
     assert problem("ALIGN", Life(budget=8).call(asked, after=view((5,))).call(after=bare))
     assert problem("ALIGN", Life(budget=8).call(unasked, after=bare).call(asked, after=bare))
 
@@ -511,7 +577,7 @@ def test_RETRY_is_judged_wherever_a_request_meets_a_fault() -> None:
     assert judge("RETRY", life) is HOLDS
 
 
-def faced(mode: str, requests: int, *, entry: SampleView = NEW, kind: str = "http", last: str = "stop") -> Life:
+def faced(mode: str, requests: int, *, entry: SampleView = NEW, kind: str = "http") -> Life:
     """One call that meets a fault before any event, and makes so many requests."""
     life = Life(mode=mode, budget=4, start=entry, attempts=(Attempt(kind, code=503),))
     return life.call(*[Ask(4, fault=kind, code=503)] * requests, after=view((), ABORTED))
@@ -535,6 +601,14 @@ def test_RETRY_does_not_compare_a_mode_that_asked_nothing() -> None:
 )
 def test_RETRY_does_not_compare_calls_that_began_otherwise(entry: SampleView) -> None:
     assert judge("RETRY", faced(STREAM, 1, entry=entry), faced(PLAIN, 2)) is HOLDS
+
+
+def test_RETRY_compares_runs_of_different_length_as_far_as_both_go() -> None:
+    lives = faced(STREAM, 2), faced(PLAIN, 2)
+    lives[1].call()
+    assert judge("RETRY", *lives) is HOLDS
+    lives[0].call().call()
+    assert judge("RETRY", *lives) is HOLDS
 
 
 def test_RETRY_does_not_compare_behind_a_storm_or_a_hang() -> None:
@@ -596,6 +670,19 @@ def test_a_mode_is_compared_with_the_first_before_it(mode: str, ran: tuple[str, 
     assert case.history.mode == case.trace.history.mode == mode
     assert case.baseline is None
     assert Case(mode, {}, Life(budget=7).history).baseline.budget == 7  # type: ignore[union-attr]
+
+
+def test_traces_are_made_once_and_forgotten_together() -> None:
+    """A check looks at one history from many sides; a long search must not keep them all."""
+    _traces.clear()
+    histories = [Life(budget=1).history for _ in range(257)]
+    traces = [Case(PLAIN, {PLAIN: h}).trace for h in histories[:256]]
+    assert [id(Case(PLAIN, {}, h).baseline) for h in histories[:256]] == [id(t) for t in traces]
+    assert Case(STREAM, {PLAIN: histories[7], STREAM: histories[8]}).compared is traces[7]
+    assert [t.history for t in traces] == histories[:256]
+    assert len(_traces) == 256
+    assert Case(PLAIN, {PLAIN: histories[256]}).trace.history is histories[256]
+    assert len(_traces) == 1
 
 
 # The trace

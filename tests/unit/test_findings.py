@@ -67,6 +67,7 @@ FINDINGS = [
         Life(budget=8, context=10, images=1).call(Ask(8, text="p", images=1)),
         Finding(0, "input 3 + 8 > context 10"),
     ),
+    ("CONTEXT", buffered((5,), budget=8, context=10).call(Ask(7, text="q")), Finding(0, "input 4 + 7 > context 10")),
     (
         "CONTEXT",
         second(budget=8, context=4).call(Ask(1, (5, 6), "length"), after=view((5, 6), TRUNCATED), sample=1),
