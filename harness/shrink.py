@@ -119,6 +119,8 @@ def _simpler_attempts(a: Attempt) -> Iterator[Attempt]:
     if a.kind in ("error-event", "drop-inside", "close"):  # what ends a stream, the simplest first
         for kind in ("flag", "close", "drop-inside"):
             yield Attempt(kind, after=a.after)
+    if a.kind == "http":  # no answer at all is a simpler fault than one with a code
+        yield Attempt("drop-before", times=a.times)
     for name in ("round_trip", "times", "at"):
         yield replace(a, **{name: getattr(_RUN, name)})
     for code in _CODES:

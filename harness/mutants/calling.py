@@ -73,7 +73,7 @@ class RetriesRefusals(Reference):
     "invergent-ai/surogate#177",
     "THUDM/slime#594",
     kinds=("http", "drop-before"),
-    shows=Schedule(budget=1, attempts=(Attempt("http", code=429, times=1000),)),
+    shows=Schedule(budget=1, attempts=(Attempt("drop-before", times=1000),)),
 )
 class RetriesForEver(Reference):
     """Asks until it gets an answer."""
@@ -91,7 +91,7 @@ class RetriesForEver(Reference):
     "vllm-project/vime#117",
     kinds=("http", "drop-before"),
     modes=STREAMS,
-    shows=Schedule(budget=1, attempts=(Attempt("http", code=429),)),
+    shows=Schedule(budget=1, attempts=(Attempt("drop-before"),)),
 )
 class RetriesInPlainOnly(Reference):
     """Asks up to sixty times in plain mode and once in streams."""

@@ -7,22 +7,18 @@ them, which holds a schedule for most of these faults, but a new fault is not in
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass
 
 from harness import pool
-from harness.checkers import RULE_IDS, Case, Finding, checker
-from harness.checkers.resume_eq import comparable
-from harness.history import PLAIN, History
+from harness.inline import Inline
 from harness.mutants import load
 from harness.mutants.parts import Mutant
-from harness.options import PROFILES, faulty_count
-from harness.runner import Runner
+from harness.options import PROFILES, Options, faulty_count
 from harness.schedule import Schedule
-from harness.search import COMPARES_MODES
-
-CHECKERS = {rule: checker(rule) for rule in RULE_IDS}
+from harness.search import Search
+from harness.targets.spec import TargetSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,34 +46,20 @@ class Measured:
         return max(self.found, default=None)
 
 
-def judge(
-    runner: Runner, schedule: Schedule, modes: tuple[str, ...], rules: tuple[str, ...] = RULE_IDS
-) -> Iterator[tuple[str, str, Finding]]:
-    """Every finding of the rules on one schedule in some modes, as (mode, rule, finding)."""
-    histories = {mode: runner.run(schedule, mode) for mode in modes}
-    for mode in modes:
-        baseline: History | None = None
-        if "RESUME-EQ" in rules and comparable(schedule):
-            baseline = runner.run(schedule.uninterrupted(), mode)
-        case = Case(mode, histories, baseline)
-        for rule in rules:
-            finding = CHECKERS[rule](case)
-            if isinstance(finding, Finding):
-                yield mode, rule, finding
-
-
 def detect(mutant: Mutant, schedules: Iterable[Schedule]) -> dict[str, tuple[int, Schedule]]:
     """For each mode in which the mutant's own rule finds it: the number of the schedule, from 1, and the schedule."""
+    target = TargetSpec("mutant", function=mutant.id)
     found: dict[str, tuple[int, Schedule]] = {}
-    with closing(Runner(mutant.target())) as runner:
+    with closing(Inline(target)) as worker:
+        modes = tuple(dict.fromkeys((*worker.ready.modes, *mutant.modes)))
+        search = Search(worker, modes, Options(target, rules=(mutant.rule,)), "inproc")
         for number, schedule in enumerate(schedules, 1):
-            missing = tuple(mode for mode in mutant.modes if mode not in found)
-            if not missing:
-                break
-            modes = missing if PLAIN in missing or mutant.rule not in COMPARES_MODES else (PLAIN, *missing)
-            for mode, _, _ in judge(runner, schedule, modes, (mutant.rule,)):
-                if mode in missing:
+            for mode in mutant.modes:
+                key = (mutant.rule, mode, mutant.faulty_engine)
+                if mode not in found and search.breaks(key, schedule) is not None:
                     found[mode] = (number, schedule)
+            if len(found) == len(mutant.modes):
+                break
     return found
 
 

@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
 from functools import lru_cache
 
 from harness import strategies
+from harness.checkers import RULE_IDS, Case, Finding, checker
+from harness.checkers.resume_eq import comparable
 from harness.history import INCREMENTAL, PLAIN, STREAM
-from harness.mutants.measure import judge
 from harness.runner import Runner
 from harness.schedule import Schedule
 from harness.targets.function import FunctionTarget
+
+CHECKERS = {rule: checker(rule) for rule in RULE_IDS}
 
 
 @lru_cache(maxsize=16)
 def drawn(seed: int, count: int, *, faulty: bool = False) -> tuple[Schedule, ...]:
     """``count`` schedules as a check draws them, the same for the same seed."""
     return tuple(strategies.drawn(count, seed, faulty=faulty))
+
+
+def judge(
+    runner: Runner, schedule: Schedule, modes: tuple[str, ...], rules: tuple[str, ...] = RULE_IDS
+) -> Iterator[tuple[str, str, Finding]]:
+    """Every finding of the rules on one schedule in some modes, as (mode, rule, finding)."""
+    histories = {mode: runner.run(schedule, mode) for mode in modes}
+    for mode in modes:
+        wanted = "RESUME-EQ" in rules and comparable(schedule)
+        case = Case(mode, histories, runner.run(schedule.uninterrupted(), mode) if wanted else None)
+        for rule in rules:
+            finding = CHECKERS[rule](case)
+            if isinstance(finding, Finding):
+                yield mode, rule, finding
 
 
 def modes_of(target: FunctionTarget) -> tuple[str, ...]:

@@ -15,20 +15,22 @@ import pytest
 
 import spec
 from harness.checkers import RULE_IDS
-from harness.history import PLAIN
+from harness.inline import Inline
 from harness.mutants import MODULES, load, not_planted, quirks
-from harness.mutants.measure import Measured, detect, judge, measure
+from harness.mutants.measure import Measured, detect, measure
 from harness.mutants.parts import Mutant, Reference
+from harness.options import Options
 from harness.runner import Runner
 from harness.schedule import KINDS, Schedule
+from harness.search import Search
 from harness.shrink import shrink
 from harness.targets.function import FunctionTarget, reference
-from tests.quality.search import drawn, findings, modes_of
+from harness.targets.spec import TargetSpec
+from tests.quality.search import drawn, findings, judge, modes_of
 
 MUTANTS = load()
 SWEEP = 60
 SEEDS, MEDIAN = 20, 30
-COMPARES_MODES = ("MODE-EQ", "RETRY")
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "mutants.md"
 
 every_mutant = pytest.mark.parametrize("mutant", MUTANTS.values(), ids=lambda m: f"{m.rule}-{m.id}")
@@ -76,17 +78,15 @@ def test_no_other_rule_speaks_of_a_mutant_without_reason(mutant: Mutant) -> None
 def test_what_is_found_shrinks_to_the_smallest_schedule_that_shows_it(mutant: Mutant) -> None:
     """Exactly, and whatever it was found on: the first hits of two seeds end at one schedule."""
     mode = mutant.modes[0]
-    modes = (mode,) if mode == PLAIN or mutant.rule not in COMPARES_MODES else (PLAIN, mode)
+    key = (mutant.rule, mode, mutant.faulty_engine)
+    target = TargetSpec("mutant", function=mutant.id)
     for seed in (0, 1):
-        found = detect(mutant, drawn(seed, 300 if not mutant.faulty_engine else 75, faulty=mutant.faulty_engine))
-        with closing(Runner(mutant.target())) as runner:
-
-            def broken(schedule: Schedule, runner: Runner = runner) -> bool:
-                if schedule.faulty_engine != mutant.faulty_engine:
-                    return False
-                return any(where == mode for where, _, _ in judge(runner, schedule, modes, (mutant.rule,)))
-
-            assert shrink(found[mode][1], broken) == mutant.shows, f"seed {seed}"
+        found = detect(mutant, drawn(seed, 75 if mutant.faulty_engine else 300, faulty=mutant.faulty_engine))
+        with closing(Inline(target)) as worker:
+            modes = tuple(dict.fromkeys((*worker.ready.modes, mode)))
+            search = Search(worker, modes, Options(target, rules=(mutant.rule,)), "inproc")
+            smallest = shrink(found[mode][1], lambda schedule, search=search: search.breaks(key, schedule) is not None)
+        assert smallest == mutant.shows, f"seed {seed}"
 
 
 def test_no_rule_speaks_of_the_reference() -> None:
