@@ -1,8 +1,31 @@
-"""The Hypothesis profile `crosshair`: the properties of the pure parts by symbolic execution (docs/proof.md)."""
+"""What counts for coverage, and the Hypothesis profile `crosshair`.
+
+The profile runs the properties of the pure parts by symbolic execution (docs/proof.md).
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+
+HERE = Path(__file__).parent
+SEARCHES = ("exhaustive", "property", "quality", "ray", "slime")
+"""Folders whose tests draw or search, or need what may not be there."""
+
+
+@pytest.hookimpl(trylast=True)  # after Hypothesis has marked its own
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Coverage pauses where code is met by chance: a branch that only a draw reaches would come and go.
+
+    It also costs nothing there, and these are the tests that take long.
+    """
+    if not config.pluginmanager.hasplugin("_cov"):
+        return
+    for item in items:
+        folder = item.path.relative_to(HERE).parts[0]
+        if folder in SEARCHES or item.get_closest_marker("hypothesis"):
+            item.add_marker("no_cover")
 
 
 @pytest.hookimpl(tryfirst=True)  # before Hypothesis loads the profile that the command line names
