@@ -13,6 +13,7 @@ from collections.abc import Generator, Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from os.path import realpath, sep
+from traceback import walk_stack
 from types import FrameType, ModuleType
 from typing import Any, Self
 
@@ -177,6 +178,11 @@ def _is_definition(thing: Any) -> bool:
     return isinstance(thing, type | staticmethod | classmethod) or hasattr(thing, "__code__")
 
 
+def _is_machinery(frame: FrameType) -> bool:
+    name = str(frame.f_globals.get("__name__", ""))
+    return name == __name__ or name.partition(".")[0] == "importlib"
+
+
 class _Shared(Loader):
     """Makes the modules, the same one again when a name is imported again."""
 
@@ -203,13 +209,8 @@ class _Shared(Loader):
 
     def _asked_by_checkout(self) -> bool:
         """Whether the statement that imports stands in a file of the checkout."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            name = str(frame.f_globals.get("__name__", ""))
-            if name != __name__ and name.partition(".")[0] != "importlib":
-                return self._is_inside(frame.f_code.co_filename)
-            frame = frame.f_back
-        return False
+        asking = next((f for f, _ in walk_stack(sys._getframe(1)) if not _is_machinery(f)), None)
+        return asking is not None and self._is_inside(asking.f_code.co_filename)
 
     def _is_inside(self, file: str) -> bool:
         if file not in self._inside:

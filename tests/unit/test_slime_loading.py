@@ -1,6 +1,6 @@
 """Getting a slime tree, stubbing what it imports, and driving it: on a tiny checkout of our own.
 
-Whatever loads the checkout runs in a process of its own: one slime per interpreter.
+What loads the checkout runs in this process, which is put back as it was: one slime per interpreter.
 """
 
 from __future__ import annotations
@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,193 +19,7 @@ import pytest
 from harness.targets import CannotJudge
 from harness.targets.checkout import UsageError, checkout
 from harness.targets.stubs import Stub, StubModule
-
-PROJECT = Path(__file__).resolve().parents[2]
-
-FILES = {
-    "slime/__init__.py": "",
-    "slime/rollout/__init__.py": "",
-    "slime/utils/__init__.py": "",
-    "slime/utils/misc.py": """
-        class SingletonMeta(type):
-            _instances = {}
-
-            def __call__(cls, *args):
-                if cls not in cls._instances:
-                    cls._instances[cls] = super().__call__(*args)
-                return cls._instances[cls]
-        """,
-    "slime/utils/types.py": """
-        from dataclasses import asdict, dataclass, field
-        from enum import Enum
-
-        import torch
-
-
-        @dataclass
-        class Sample:
-            index: int | None = None
-            prompt: str = ""
-            tokens: list[int] = field(default_factory=list)
-            response: str = ""
-            response_length: int = 0
-            loss_mask: list[int] | torch.Tensor | None = None
-            rollout_log_probs: list[float] | None = None
-            teacher_log_probs: list[float] | None = None
-            metadata: dict = field(default_factory=dict)
-
-            class Status(Enum):
-                PENDING = "pending"
-                TRUNCATED = "truncated"
-                ABORTED = "aborted"
-
-            status: Status = Status.PENDING
-
-            def to_dict(self):
-                return {**asdict(self), "status": self.status.value}
-
-            @staticmethod
-            def from_dict(data):
-                return Sample(**{**data, "status": Sample.Status(data["status"])})
-        """,
-    "slime/utils/http_utils.py": """
-        import httpx
-
-        _http_client = None
-
-
-        def init_http_client(args):
-            global _http_client
-            _http_client = httpx.AsyncClient(timeout=httpx.Timeout(None))
-
-
-        async def post(url, payload):
-            print("noise")
-            response = await _http_client.post(url, json=payload)
-            response.raise_for_status()
-            return response.json()
-        """,
-    "slime/rollout/sglang_rollout.py": """
-        import ray
-        import sglang_router
-        import torch
-        from packaging.version import parse
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-        from torch import nn
-        from transformers import AutoTokenizer
-
-        from slime.utils.http_utils import post
-        from slime.utils.misc import SingletonMeta
-        from slime.utils.types import Sample
-
-        assert parse(sglang_router.__version__) > parse("0.2.1")
-
-
-        @ray.remote
-        def task():
-            return "task"
-
-
-        @ray.remote(num_gpus=1)
-        class Actor(nn.Module, ray.Base):
-            @torch.no_grad()
-            def step(self):
-                return "step"
-
-
-        assert task() == "task" and Actor(1, a=2).step() == "step"
-
-
-        class GenerateState(metaclass=SingletonMeta):
-            def __init__(self, args):
-                self.tokenizer = AutoTokenizer.from_pretrained(args.hf_checkpoint)
-                self.aborted = False
-
-
-        async def generate(args, sample, sampling_params):
-            state = GenerateState(args)
-            sampling_params["max_new_tokens"] -= sample.response_length
-            sample.tokens = sample.tokens or state.tokenizer.encode(sample.prompt)
-            url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate"
-            payload = {"input_ids": sample.tokens, "sampling_params": sampling_params}
-            meta = (await post(url, payload))["meta_info"]
-            sample.rollout_log_probs = sample.rollout_log_probs or []
-            for logprob, token, _ in meta["output_token_logprobs"]:
-                assert not torch.is_tensor(token)
-                sample.tokens = sample.tokens + [token]
-                sample.rollout_log_probs.append(logprob)
-                sample.response_length += 1
-            ended = meta["finish_reason"]["type"]
-            sample.status = Sample.Status.ABORTED if ended == "abort" else Sample.Status.TRUNCATED
-            return sample
-        """,
-}
-
-PRELUDE = """
-import asyncio, json, sys
-import httpx
-from harness.targets import CannotJudge, Environment, Start
-from harness.targets.slime import load
-
-
-class Letters:
-    eos_token_id = 0
-    def encode(self, text, add_special_tokens=False):
-        return [ord(letter) for letter in text]
-    def decode(self, token_ids, skip_special_tokens=False):
-        return "".join(map(chr, token_ids))
-
-
-asked = []
-
-async def answer(transport, request):
-    body = json.loads(await request.aread())
-    asked.append(body)
-    tokens, ended = (2, "abort") if len(asked) == 1 else (1, "length")
-    entries = [[-0.5, 7, None]] * tokens
-    meta = {"finish_reason": {"type": ended}, "output_token_logprobs": entries}
-    return httpx.Response(200, json={"text": "x", "meta_info": meta})
-
-httpx.AsyncHTTPTransport.handle_async_request = answer
-environment = Environment("127.0.0.1", 1, Letters(), budget=8)
-"""
-
-
-def write(root: Path, files: dict[str, str]) -> None:
-    for name, text in files.items():
-        file = root / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(dedent(text))
-
-
-def git(where: Path, *command: str) -> str:
-    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false"]
-    env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
-    done = subprocess.run(
-        ["git", "-C", str(where), *identity, *command],
-        env=env,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    return done.stdout.strip()
-
-
-def python(script: str, *arguments: object, cwd: Path) -> str:
-    env = {**os.environ, "PYTHONPATH": str(PROJECT)}
-    env.pop("PYTHONDONTWRITEBYTECODE", None)
-    done = subprocess.run(
-        [sys.executable, "-c", PRELUDE + dedent(script), *map(str, arguments)],
-        env=env,
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+from tests.unit.checkouts import FILES, git, python, write
 
 
 def snapshot(root: Path) -> dict[str, bytes | None]:
@@ -257,7 +69,9 @@ def test_a_stub_stands_for_most_things() -> None:
     assert isinstance(Child(1, key=2), Child)
     with stub.no_grad() as inside:
         assert not inside
-    assert int(stub.count()) == 0 and not stub.count() > 0
+    assert int(stub.count()) == float(stub.count()) == 0 and not stub.count() > 0
+    stub.table["key"] = 1
+    assert "key" not in stub.table and not issubclass(int, stub.Tensor)
     assert "torch" in repr(stub)
 
 
@@ -316,7 +130,7 @@ def test_a_sample_is_aborted_and_resumed(tree: Path) -> None:
         "8 (104, 105, 7, 7) 2 (-0.5, -0.5) aborted",
         "6 (104, 105, 7, 7, 7) 3 (-0.5, -0.5, -0.5) truncated",
     ]
-    assert python(script, tree, cwd=tree.parent).splitlines() == [
+    assert python(script, tree).splitlines() == [
         *once,
         *once,
         "slime@abc ('plain',) ray sglang_router slime.rollout.rm_hub torch transformers",
@@ -352,7 +166,7 @@ def test_restored_samples_flags_and_missing_modes(tree: Path) -> None:
                     print(error.not_applicable, error)
         asyncio.run(main())
         """
-    assert python(script, tree, cwd=tree.parent).splitlines() == [
+    assert python(script, tree).splitlines() == [
         "aborted (104, 105, 9) (-1.0,) {'teacher_log_probs': 1}",
         "True",
         "False",
@@ -376,7 +190,7 @@ def test_writes_to_args_are_told_and_forgotten(tree: Path) -> None:
             print(target.writes(), target.args.rollout_seed != 1)
         asyncio.run(main())
         """
-    said = python(script, tree, cwd=tree.parent)
+    said = python(script, tree)
     assert said.splitlines() == ["('rollout_seed',)", "() True"]
 
 
@@ -394,7 +208,7 @@ def test_a_field_that_args_lacks_is_named(tree: Path) -> None:
         except CannotJudge as error:
             print(error, target.missing_args())
         """
-    said = python(script, tree, cwd=tree.parent)
+    said = python(script, tree)
     assert said == "slime@abc wants more: args has no field 'brand_new_option' ('brand_new_option',)"
 
 
@@ -428,7 +242,7 @@ def test_what_fails_to_load_is_said_in_one_line(tree: Path, file: str, old: str,
         except CannotJudge as error:
             print(error)
         """
-    output = python(script, tree, cwd=tree.parent)
+    output = python(script, tree)
     assert said in output and len(output.splitlines()) == 1
 
 
@@ -441,7 +255,7 @@ def test_a_tree_without_the_module_is_not_applicable(tree: Path) -> None:
             print(error.not_applicable, error)
         """
     said = "True no slime.rollout.sglang_rollout or sglang_example at abc"
-    assert python(script, tree, cwd=tree.parent) == said
+    assert python(script, tree) == said
 
 
 def test_an_installed_slime_is_not_taken_for_the_checkout(tree: Path, tmp_path: Path) -> None:
@@ -455,7 +269,7 @@ def test_an_installed_slime_is_not_taken_for_the_checkout(tree: Path, tmp_path: 
         except CannotJudge as error:
             print(error)
         """
-    assert "instead of the checkout" in python(script, tree, site, cwd=tmp_path)
+    assert "instead of the checkout" in python(script, tree, site)
 
 
 def test_one_slime_per_process(tree: Path, tmp_path: Path) -> None:
@@ -467,7 +281,7 @@ def test_one_slime_per_process(tree: Path, tmp_path: Path) -> None:
                 print(error)
         """
     said = "a slime package is already loaded in this process"
-    assert python(script, tree, cwd=tmp_path) == said
+    assert python(script, tree) == said
 
 
 def test_stubs_are_for_the_checkout_only(tree: Path) -> None:
@@ -491,9 +305,19 @@ def test_stubs_are_for_the_checkout_only(tree: Path) -> None:
         except ModuleNotFoundError as error:
             print(error)
         """
-    first, second = python(script, tree, cwd=tree.parent).splitlines()
+    first, second = python(script, tree).splitlines()
     assert first.count("<module") == 2
     assert second == "No module named 'pybase66'"
+
+
+def test_a_stub_that_the_checkout_itself_hides_is_left_alone(tree: Path) -> None:
+    misc = tree / "slime/utils/misc.py"
+    misc.write_text("import sys\nimport pybase65\nsys.modules['pybase65'] = None\n" + misc.read_text())
+    script = """
+        target = load(sys.argv[1], "abc")
+        print("pybase65" in target.stubbed, sys.modules["pybase65"])
+        """
+    assert python(script, tree) == "True None"
 
 
 def test_rewards_are_not_imported(tree: Path, tmp_path: Path) -> None:
@@ -505,7 +329,7 @@ def test_rewards_are_not_imported(tree: Path, tmp_path: Path) -> None:
         print(target.modes, *sorted(target.stubbed))
         """
     said = "('plain',) ray sglang_router slime.rollout.rm_hub torch transformers"
-    assert python(script, tree, cwd=tmp_path) == said
+    assert python(script, tree) == said
 
 
 def test_transformers_is_set_aside_and_given_back(tree: Path, tmp_path: Path) -> None:
@@ -518,7 +342,7 @@ def test_transformers_is_set_aside_and_given_back(tree: Path, tmp_path: Path) ->
         import transformers.models as after
         print("transformers" in target.stubbed, before is after)
         """
-    assert python(script, tree, site, cwd=tmp_path) == "True True"
+    assert python(script, tree, site) == "True True"
 
 
 def test_installed_packages_win_unless_heavy(tree: Path, tmp_path: Path) -> None:
@@ -529,7 +353,7 @@ def test_installed_packages_win_unless_heavy(tree: Path, tmp_path: Path) -> None
         target = load(sys.argv[1], "abc", heavy=frozenset({"ray"}))
         print("ray" in target.stubbed, "sglang_router" in target.stubbed)
         """
-    assert python(script, tree, site, cwd=tmp_path) == "True False"
+    assert python(script, tree, site) == "True False"
 
 
 # Trees
@@ -551,7 +375,7 @@ def test_a_working_tree_is_used_in_place(repo: Path) -> None:
     before = snapshot(repo)
     with checkout(repo) as found:
         assert (found.root, found.revision) == (repo.resolve(), head)
-        python("load(sys.argv[1], 'abc')", found.root, cwd=repo.parent)
+        python("load(sys.argv[1], 'abc')", found.root)
     assert snapshot(repo) == before
 
 
