@@ -30,6 +30,7 @@ LOAD_LIMIT_S = 60.0
 RUN_LIMIT_S = 20.0
 MAX_REPLY = 1 << 28  # bytes; a history of the longest schedule allowed is far below
 EXIT_CHECK_S = 0.5
+LAST_WORDS_S = 0.5  # something that left the process's group may keep the pipe open
 MAX_AHEAD = 48  # small enough for the requests to fit into a pipe
 MAX_RESTARTS = 3  # each may have cost RUN_LIMIT_S
 
@@ -65,6 +66,7 @@ class Worker:
         self._sent: deque[tuple[Schedule, str]] = deque()
         self._early: dict[tuple[Schedule, str], History | CannotJudge] = {}
         self._said: deque[str] = deque(maxlen=20)
+        self._draining: threading.Thread | None = None
         self._restarts = 0
         self.ready = Ready("", (), {}, ())
 
@@ -88,7 +90,6 @@ class Worker:
         """Starts the process and does not wait: `wait` must follow."""
         # The package's own folder is named, so that a target's `harness` on sys.path is not taken for ours.
         command = [sys.executable, "-c", _BOOT, os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
-        self._said.clear()
         self._process = process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -96,9 +97,11 @@ class Worker:
             stderr=subprocess.PIPE,
             start_new_session=True,  # so that what the target starts is stopped with it
         )
-        self._lines = queue.SimpleQueue()
-        for work in ((self._drain, (process,)), (self._read, (process, self._lines))):
-            threading.Thread(target=work[0], args=work[1], daemon=True).start()
+        # Made anew, since the threads of the process before may still be at theirs.
+        self._lines, self._said = queue.SimpleQueue(), deque(maxlen=20)
+        self._draining = threading.Thread(target=self._drain, args=(process, self._said), daemon=True)
+        self._draining.start()
+        threading.Thread(target=self._read, args=(process, self._lines), daemon=True).start()
         self._send({"target": self.spec.to_json(), "front": self.front, "tokenizer": self.tokenizer})
 
     def wait(self) -> Ready:
@@ -110,9 +113,8 @@ class Worker:
             answer = self._receive(limit_s)
         if isinstance(answer, str):
             what = {"hang": f"does not end within {limit_s:.0f} s", "exit": "ends its process"}[answer]
-            words = self._last_words()
             self.close()
-            raise CannotJudge(f"{doing} {what}{words}")
+            raise CannotJudge(f"{doing} {what}{self._last_words()}")
         self._raise_unless(answer, "ready")
         given = answer["ready"]
         self.ready = Ready(given["name"], tuple(given["modes"]), given["absent"], tuple(given["stubbed"]))
@@ -161,9 +163,8 @@ class Worker:
         answer = self._receive(self.run_limit_s)
         if isinstance(answer, str):
             message = f"no end within {self.run_limit_s:.0f} s" if answer == "hang" else "the target left its process"
-            words = self._last_words()
             self.close()
-            return History(wanted, mode, (), -1, (Halted(0, 0, answer, message + words),))
+            return History(wanted, mode, (), -1, (Halted(0, 0, answer, message + self._last_words()),))
         self._raise_unless(answer, "history")
         return history.from_json(answer["history"])
 
@@ -180,9 +181,9 @@ class Worker:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        if process.stdin is not None:
-            with contextlib.suppress(OSError):
-                process.stdin.close()
+        assert process.stdin is not None
+        with contextlib.suppress(OSError):
+            process.stdin.close()
 
     def _raise_unless(self, answer: dict[str, Any], key: str) -> None:
         if "cannot" in answer:
@@ -225,13 +226,16 @@ class Worker:
                 lines.put(line)
         lines.put(b"")
 
-    def _drain(self, process: subprocess.Popen[bytes]) -> None:
+    def _drain(self, process: subprocess.Popen[bytes], said: deque[str]) -> None:
         assert process.stderr is not None
         with process.stderr as stream, contextlib.suppress(ValueError, OSError):
             while line := stream.readline(4096):
-                self._said.append(line.decode("utf-8", "replace").rstrip())
+                said.append(line.decode("utf-8", "replace").rstrip())
 
     def _last_words(self) -> str:
+        """What the process that was closed said last; its pipe may hold more than was read so far."""
+        assert self._draining is not None
+        self._draining.join(LAST_WORDS_S)
         said = next((line for line in reversed(self._said) if line.strip()), "")
         return f" (last output: {said[:120]})" if said else ""
 

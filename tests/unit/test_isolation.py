@@ -6,6 +6,7 @@ import os
 import time
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 
@@ -134,6 +135,13 @@ def test_a_target_that_ends_at_import_is_given_up(function: TargetSpec) -> None:
         Worker(function).start()
 
 
+def test_a_target_that_does_not_import_has_its_process_ended(function: TargetSpec) -> None:
+    worker = Worker(function)
+    with pytest.raises(CannotJudge, match="importing client failed: ModuleNotFoundError"):
+        worker.start()
+    assert worker._process is None
+
+
 def test_what_a_target_prints_is_no_answer(function: TargetSpec) -> None:
     """Not on its standard output, and not in great amounts."""
     write(function, """print('{"history": {}}', flush=True); print('x' * 10**6); os.write(1, b'y' * 10**5)""")
@@ -210,3 +218,54 @@ def test_a_hang_takes_nothing_along_but_itself(function: TargetSpec) -> None:
         halted = worker.run(bad, PLAIN).events[-1]
         assert isinstance(halted, Halted) and halted.kind == "hang"
         assert not isinstance(worker.run(Schedule(budget=3), PLAIN).events[-1], Halted)
+
+
+def test_a_schedule_that_cannot_be_judged_is_so_wherever_it_stands(function: TargetSpec) -> None:
+    """Asked for at once, behind others, and while others are still to come."""
+    write(function, "if sample.prompt == 'drop': return None")
+    good = [Schedule(prompt="a", budget=n) for n in (2, 3)]
+    with Worker(function) as worker:
+        for schedule in (good[0], DROPPED, good[1]):
+            worker.ahead(schedule, PLAIN)
+        assert worker.run(good[1], PLAIN).schedule == good[1]
+        for _ in range(2):  # the first answer was kept, the second is a new one
+            with pytest.raises(CannotJudge, match="returned NoneType, not a sample"):
+                worker.run(DROPPED, PLAIN)
+        worker.ahead(DROPPED, PLAIN)
+        assert worker.run(Schedule(budget=4), PLAIN).schedule.budget == 4
+        with pytest.raises(CannotJudge, match="returned NoneType"):
+            worker.run(DROPPED, PLAIN)
+
+
+def test_a_hang_of_what_was_sent_ahead_is_met_on_the_way(function: TargetSpec) -> None:
+    write(function, "if sample.prompt == 'drop': os._exit(3)")
+    with Worker(function) as worker:
+        first = pid(worker)
+        worker.ahead(DROPPED, PLAIN)
+        assert not isinstance(worker.run(SCHEDULE, PLAIN).events[-1], Halted)
+        assert pid(worker) != first
+        assert isinstance(worker.run(DROPPED, PLAIN).events[-1], Halted)
+
+
+def test_an_answer_that_is_none_is_a_fault_of_the_harness() -> None:
+    with Worker(TargetSpec("reference")) as worker:
+        worker._lines.put(b'{"neither": 1}\n')
+        with pytest.raises(HarnessFault, match=r"unexpected answer: \{'neither': 1\}"):
+            worker.run(SCHEDULE, PLAIN)
+        assert worker._process is None
+
+
+def test_last_words_are_waited_for(function: TargetSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer may be there long before the thread that drains standard error comes to its turn."""
+    real = Worker._drain
+
+    def late(*arguments: Any) -> None:
+        time.sleep(0.2)
+        real(*arguments)
+
+    monkeypatch.setattr(Worker, "_drain", late)
+    monkeypatch.setattr(isolation, "LAST_WORDS_S", 30.0)
+    write(function, "if sample.prompt == 'drop': print('so long', file=sys.stderr, flush=True); os._exit(3)")
+    with Worker(function) as worker:
+        (halted,) = worker.run(DROPPED, PLAIN).events
+    assert isinstance(halted, Halted) and halted.message.endswith("(last output: so long)")
