@@ -70,14 +70,8 @@ class _VirtualSelector(selectors.BaseSelector):
     def unregister(self, fileobj: Any) -> Any:
         return self._real.unregister(fileobj)
 
-    def modify(self, fileobj: Any, events: int, data: Any = None) -> Any:
-        return self._real.modify(fileobj, events, data)
-
     def get_map(self) -> Any:
         return self._real.get_map()
-
-    def get_key(self, fileobj: Any) -> Any:
-        return self._real.get_key(fileobj)
 
     def close(self) -> None:
         self._real.close()

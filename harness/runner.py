@@ -105,8 +105,7 @@ class _Life:
 
     def _overrun(self) -> None:
         self.stormed = True
-        if self._task is not None:
-            self._task.cancel()
+        self._task.cancel()
 
     async def live(self) -> None:
         self._task = asyncio.current_task()

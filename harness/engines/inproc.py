@@ -52,10 +52,8 @@ class InprocFront:
     # httpx
 
     def _patch_httpx(self) -> None:
-        try:
-            import httpx
-        except ImportError:  # the target cannot use it either
-            return
+        import httpx
+
         front = self
 
         class Body(httpx.AsyncByteStream):
@@ -90,12 +88,10 @@ class InprocFront:
     # aiohttp
 
     def _patch_aiohttp(self) -> None:
-        try:
-            import aiohttp
-        except ImportError:
-            return
-        front = self
+        import aiohttp
         from aiohttp.client_proto import ResponseHandler
+
+        front = self
 
         async def create(connector: Any, req: Any, *_: Any) -> ResponseHandler:
             if not front._ours(req.url.host, req.url.port):
@@ -130,12 +126,12 @@ class Connection(asyncio.Protocol):
 
     async def _reply(self, path: str, body: bytes) -> None:
         session, transport = self._session(), self._transport
-        reply = session.open(path, body) if session is not None else None
-        if session is None or reply is None or reply.status is None:
-            if session is not None and reply is not None:
-                session.ended(reply)
-            transport.close()
-            return
+        if session is None:  # no run is in progress
+            return transport.close()
+        reply = session.open(path, body)
+        if reply.status is None:
+            session.ended(reply)
+            return transport.close()
         head = f"HTTP/1.1 {reply.status} {_REASONS.get(reply.status, '')}\r\nContent-Type: {content_type(reply)}\r\n"
         # A broken plain reply promises more bytes than it brings.
         length = sum(len(p.data) for p in reply.parts) + (reply.ending == "drop" and reply.lost is not None)
@@ -193,21 +189,19 @@ def _dechunk(buffer: bytearray, start: int) -> tuple[bytes, int]:
 class MemoryTransport(asyncio.Transport):
     """One end of a connection that lives in memory. Bytes arrive in order, on the loop's next turn."""
 
+    peer: MemoryTransport
+
     def __init__(self, loop: asyncio.AbstractEventLoop, peer_protocol: Any, protocol: Any) -> None:
         super().__init__({"peername": (HOST, 0), "sockname": (HOST, 0)})
         self._loop, self._peer_protocol, self._protocol = loop, peer_protocol, protocol
-        self.peer: MemoryTransport | None = None
         self._closing = False
 
     def write(self, data: Any) -> None:
         if data and not self._closing:
             self._loop.call_soon(self._arrive, bytes(data))
 
-    def writelines(self, parts: Any) -> None:
-        self.write(b"".join(parts))
-
     def _arrive(self, data: bytes) -> None:
-        if self.peer is not None and not self.peer._closing:
+        if not self.peer._closing:
             self._peer_protocol.data_received(data)
 
     def close(self) -> None:
@@ -221,8 +215,7 @@ class MemoryTransport(asyncio.Transport):
             return
         self._closing = True
         self._loop.call_soon(self._protocol.connection_lost, None)
-        if self.peer is not None:
-            self._loop.call_soon(self.peer._peer_closed)
+        self._loop.call_soon(self.peer._peer_closed)
 
     def _peer_closed(self) -> None:
         if not self._closing:
@@ -232,23 +225,14 @@ class MemoryTransport(asyncio.Transport):
     def is_closing(self) -> bool:
         return self._closing
 
-    def can_write_eof(self) -> bool:
-        return False
-
     def get_write_buffer_size(self) -> int:
         return 0
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        return None
 
     def pause_reading(self) -> None:
         return None
 
     def resume_reading(self) -> None:
         return None
-
-    def is_reading(self) -> bool:
-        return True
 
 
 def join(client: Any, server: Any, loop: asyncio.AbstractEventLoop) -> None:

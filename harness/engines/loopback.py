@@ -28,7 +28,7 @@ class LoopbackFront:
         self.port = self._listener.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+        assert self._listener is not None
+        self._listener.close()
+        self._listener = None
         await self._handler.close()

@@ -23,14 +23,12 @@ from yarl import URL
 
 from harness.engines import HOST, NOBODY, Session, content_type
 
-_WANTS_WRITER = "stream_writer" in inspect.signature(ClientResponse.__init__).parameters
+_WANTED = {"stream_writer"} & set(inspect.signature(ClientResponse.__init__).parameters)
 
 
 class _Response(ClientResponse):
     def __init__(self, method: str, url: URL, **given: Any) -> None:
-        if _WANTS_WRITER:
-            given.setdefault("stream_writer", Mock(output_size=0))
-        super().__init__(method, url, **given)
+        super().__init__(method, url, **{**{name: Mock(output_size=0) for name in _WANTED}, **given})
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "content":
@@ -50,7 +48,6 @@ class AioresponsesFront:
     def __init__(self) -> None:
         self._session: Session | None = None
         self._mock = aioresponses()
-        self._started = False
 
     def attach(self, session: Session | None) -> None:
         self._session = session
@@ -58,15 +55,12 @@ class AioresponsesFront:
 
     async def start(self) -> None:
         self._mock.start()
-        self._started = True
         pattern = re.compile(rf"^http://(localhost|{re.escape(self.host)}):{self.port}/.*$")
         for method in (self._mock.get, self._mock.post):
             method(pattern, callback=self._answer, repeat=True, response_class=_Response)
 
     async def stop(self) -> None:
-        if self._started:
-            self._mock.stop()
-            self._started = False
+        self._mock.stop()
 
     async def _answer(self, url: URL, **kwargs: Any) -> CallbackResult:
         session = self._session

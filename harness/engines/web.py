@@ -19,14 +19,13 @@ class Handler:
         self._server: web.Server | None = None
 
     async def server(self) -> web.Server:
-        if self._server is None:
-            self._server = web.Server(self._handle, access_log=None, logger=_QUIET)
+        self._server = web.Server(self._handle, access_log=None, logger=_QUIET)
         return self._server
 
     async def close(self) -> None:
-        if self._server is not None:
-            await self._server.shutdown(0.01)  # 0 would mean: wait for clients that keep their connection
-            self._server = None
+        assert self._server is not None
+        await self._server.shutdown(0.01)  # 0 would mean: wait for clients that keep their connection
+        self._server = None
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         session = self.session
