@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 
 from harness import tokenizer
 from harness.engines import content_type
-from harness.engines.sglang import Engine, Place, Reply, logprob
+from harness.engines.sglang import Engine, Place, Reply, decode, logprob
 from harness.history import Delivered, Faulted
 from harness.schedule import FIELDS, Attempt, Schedule
 from harness.strategies import schedules
@@ -516,6 +517,54 @@ class TestErrors:
             answer = parsed(engine.answer(body, Attempt(), HERE))
             assert answer.reply.status == 400
             assert isinstance(answer.body["error"], str)
+
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_parameters_that_are_no_object(self, stream: bool) -> None:
+        """As any body that does not fit: a 400 with a plain string, in a stream too."""
+        answer = ask({"sampling_params": [1], "stream": stream})
+        assert (answer.reply.status, answer.body) == (400, {"error": "sampling_params must be an object"})
+
+    @pytest.mark.parametrize("ids", ["zz", [1.0], [True], ["z"], {}])
+    def test_input_ids_that_are_no_ids(self, ids: Any) -> None:
+        answer = ask({"input_ids": ids})
+        assert (answer.reply.status, answer.body) == (400, {"error": "input_ids must be a list of integers"})
+
+    def test_a_stream_that_is_closed_has_no_terminal_event(self) -> None:
+        """A reply cut short in an orderly way: complete events, and no [DONE]."""
+        answer = ask({"max_new_tokens": 3, "stream": True}, Attempt("close", after=2))
+        assert [e["output_ids"] for e in answer.events] == [[97], [97, 98]]
+        assert (answer.done, answer.reply.ending, answer.reply.lost) == (False, "end", HERE.fault("close"))
+
+    def test_a_request_without_any_limit_is_refused(self) -> None:
+        """Not of a server: it would go on for hours, the mock would fill the memory."""
+        answer = ask({"max_new_tokens": None})
+        assert answer.reply.status == 400
+        assert answer.body["error"]["message"] == "the schedule never stops and the request sets no limit"
+
+
+class Spaced:
+    """A tokenizer that, as SentencePiece, gives a word's space only where something comes before it."""
+
+    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        return "".join({1: " a", 2: " b", 3: "\u0301"}[i] for i in ids if i or not skip_special_tokens).lstrip(" ")
+
+
+class TestDecoding:
+    def test_a_word_keeps_its_space_after_what_came_before(self) -> None:
+        assert decode(Spaced(), (), (1, 2), False) == "a b"
+        assert decode(Spaced(), (1,), (2, 1), False) == " b a"
+
+    def test_text_that_does_not_begin_with_what_came_before_stands_alone(self) -> None:
+        """As where a tokenizer composes characters."""
+
+        class Composing(Spaced):
+            def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+                return unicodedata.normalize("NFC", super().decode(ids, skip_special_tokens))
+
+        assert decode(Composing(), (1,), (3, 2), False) == "\u0301 b"
+
+    def test_no_ids_are_no_text(self) -> None:
+        assert decode(Spaced(), (1,), (), False) == ""
 
 
 class TestWhatTheClientIsTold:

@@ -192,6 +192,31 @@ def test_a_task_that_ignores_cancellation_is_left_behind(loop: VirtualLoop) -> N
     assert tasks[0].done()
 
 
+def test_a_task_that_ignores_cancellation_and_spins_is_left_behind(
+    loop: VirtualLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.loop.MAX_STEPS", 200)
+    stop, cancelled = False, 0
+
+    async def stubborn() -> None:
+        nonlocal cancelled
+        while not stop:
+            try:
+                await asyncio.sleep(0)
+            except asyncio.CancelledError:
+                cancelled += 1
+
+    async def main() -> str:
+        loop.create_task(stubborn())
+        await asyncio.sleep(0)
+        return "main is done"
+
+    assert loop.run(main()) == "main is done"
+    assert cancelled == 3
+    stop = True
+    loop.run(asyncio.sleep(5))
+
+
 def test_a_main_that_ignores_cancellation_and_hangs(loop: VirtualLoop) -> None:
     async def main() -> None:
         while True:

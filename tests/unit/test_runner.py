@@ -31,8 +31,9 @@ from harness.history import (
 )
 from harness.runner import EXTRA_CALLS, Runner
 from harness.schedule import Attempt, Schedule
-from harness.targets import CannotJudge
+from harness.targets import CannotJudge, Start
 from harness.targets.function import FunctionTarget, Generate, reference
+from harness.tokenizer import SmallTokenizer
 from reference_impl.generate import generate as reference_generate
 from reference_impl.sample import Sample
 
@@ -191,6 +192,31 @@ class TestTheCaller:
         assert history.mode == mode
         assert [e.stream for e in of(Requested, history)] == [mode != PLAIN]
         assert len(of(Delivered, history)) == (1 if mode == PLAIN else 3)
+
+    def test_a_tokenizer_that_needs_context_gives_both_texts(self) -> None:
+        """As SentencePiece, which drops the space of a first word: what stands after the prompt has it."""
+
+        class Spaced(SmallTokenizer):
+            concatenative = False
+
+            def decode(self, token_ids: Any, skip_special_tokens: bool = False, **_: Any) -> str:
+                return super().decode(token_ids, skip_special_tokens).removeprefix(" ")
+
+        runner = Runner(reference(), tokenizer=Spaced())
+        try:
+            history = runner.run(Schedule(prompt="a", budget=2, script=(258,)), PLAIN)
+        finally:
+            runner.close()
+        assert of(Returned, history)[0].decoded == ("a a", " a a")
+
+    def test_a_front_says_what_it_can_carry(self) -> None:
+        for name, carries in (("inproc", True), ("aioresponses", False)):
+            runner = Runner(reference(), name)
+            try:
+                assert runner.can_run(Schedule(attempts=(ABORT, Attempt("flag", after=1))), STREAM) is carries
+                assert runner.can_run(Schedule(attempts=(ABORT,)), STREAM)
+            finally:
+                runner.close()
 
     def test_runs_do_not_share_state(self) -> None:
         runner = Runner(reference())
@@ -388,6 +414,30 @@ class TestMisdeeds:
             return await reference_generate(args, sample, params)
 
         assert of(Returned, run(generate))[0].writes == ("rollout_max_response_len",)
+
+    def test_a_sample_that_cannot_be_made(self) -> None:
+        class Picky(FunctionTarget):
+            def new_sample(self, start: Start) -> Any:
+                raise self.error
+
+            error: Exception = ValueError("no such prompt")
+
+        target = Picky("picky", reference_generate, None)
+        with pytest.raises(CannotJudge, match=r"^picky: a sample cannot be made: ValueError: no such prompt$"):
+            run(target)
+        target.error = CannotJudge("picky has its own words", not_applicable=True)
+        with pytest.raises(CannotJudge, match=r"^picky has its own words$") as caught:
+            run(target)
+        assert caught.value.not_applicable
+
+    @pytest.mark.parametrize("tokens", [["a"], [True], [1.0], [None]])
+    def test_tokens_that_are_no_integers(self, tokens: list[Any]) -> None:
+        async def generate(args: Any, sample: Any, params: dict[str, Any]) -> Any:
+            sample.tokens = tokens
+            return sample
+
+        message = "the sample cannot be read: TypeError: a token is no int"
+        assert run(generate).events[-1] == Halted(0, 0, "view", message)
 
     def test_a_sample_that_no_json_knows(self) -> None:
         """The buffer needs JSON. A client whose sample does not survive it cannot be judged."""
