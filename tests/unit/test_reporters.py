@@ -135,6 +135,35 @@ RESUME-EQ violated   client   plain   inproc
 """)
 
 
+def unfinished() -> Life:
+    life = Life(budget=2).call(Ask(2, (5,), "length"))
+    life.events.pop()  # nothing came back, as when the process was ended
+    return life
+
+
+ENDS = {
+    "a stream that just ends": (
+        Life(budget=2).call(Ask(2, (5,)), after=view((5,))),
+        "asked 2   got 1   no terminal event   aborted with 1",
+    ),
+    "a broken connection": (
+        Life(budget=2).call(Ask(2, fault="drop-before"), raises="ClientError"),
+        "asked 2   got 0   drop-before   pending with 0, raises ClientError",
+    ),
+    "a hang": (
+        Life(budget=2).call(Ask(2, (5,), "length"), halts="hang"),
+        "asked 2   got 1   length   hang: it goes on and on",
+    ),
+    "a call that was not over": (unfinished(), "asked 2   got 1   length   "),
+}
+
+
+@pytest.mark.parametrize(("life", "row"), ENDS.values(), ids=ENDS.keys())
+def test_how_a_call_ends(life: Life, row: str) -> None:
+    lines = told("STATUS", life, Finding(0, "as it is")).splitlines()
+    assert lines[2] == f"  attempt 1   {row}   <- as it is"
+
+
 def test_of_many_calls_the_first_and_the_last_are_shown() -> None:
     life = Life(budget=20)
     for _ in range(16):

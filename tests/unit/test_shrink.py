@@ -115,6 +115,20 @@ def test_the_number_of_tries_is_bounded() -> None:
     assert len(counted.asked) <= MAX_TRIES
 
 
+def test_what_cannot_be_made_smaller_is_given_up_in_time() -> None:
+    """More tokens than tries, each of which might have been the plain one."""
+    counted = Counted(lambda s: False)
+    schedule = Schedule(script=(66,) * (MAX_TRIES + 100))
+    assert shrink(schedule, counted) == schedule
+    assert len(counted.asked) == MAX_TRIES - 1  # the schedule itself is one of the seen
+
+
+def test_a_fault_that_strikes_often_needs_to_strike_twice_at_most() -> None:
+    schedule = Schedule(budget=0, attempts=(Attempt("http", code=500, times=60),))
+    result = shrink(schedule, lambda s: any(a.kind == "http" and a.times > 1 for a in s.attempts))
+    assert result == Schedule(budget=0, attempts=(Attempt("http", code=500, times=2),))
+
+
 def test_no_mistake_of_the_caller_is_added() -> None:
     """A prompt that is longer than the context is not ours to make, nor a minimum above the budget."""
     schedule = Schedule(prompt="abc", context=5, min_new_tokens=3, budget=4)

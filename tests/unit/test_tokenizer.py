@@ -90,6 +90,26 @@ def test_what_clients_use_of_a_hugging_face_tokenizer() -> None:
     assert SMALL.apply_chat_template([{"role": "user", "content": "ab"}]) == SMALL.encode(text)
 
 
+def test_texts_are_remembered_but_not_without_bound() -> None:
+    small = tokenizer.SmallTokenizer()
+    decoded: list[tuple[int, ...]] = []
+    real = small._decode
+
+    def counted(ids: tuple[int, ...], skip_special_tokens: bool) -> str:
+        decoded.append(ids)
+        return real(ids, skip_special_tokens)
+
+    small._decode = counted  # type: ignore[method-assign]
+    assert [small.decode(97), small.decode([97]), small.decode([97] * 65)] == ["a", "a", "a" * 65]
+    assert decoded == [(97,), (97,) * 65]
+    small.decode([97] * 65)
+    assert len(decoded) == 3  # a long text is rarely said twice
+    for number in range(10_001):
+        small.decode([number % 200, number // 200])
+    assert len(small._texts) < 10_000
+    assert small.decode([97]) == "a" and decoded.count((97,)) == 2
+
+
 def test_load_is_kept() -> None:
     assert tokenizer.load() is tokenizer.load()
 

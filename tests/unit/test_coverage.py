@@ -1,0 +1,103 @@
+"""What coverage leaves out: a line with its reason, and four kinds of line that never run."""
+
+from __future__ import annotations
+
+import io
+import re
+import tokenize
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("spec", "harness", "reference_impl")
+MAX_EXCLUDED = 8
+"""Raise it with a reason that is better than a test."""
+
+CONFIG: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["coverage"]
+
+
+def pragmas(text: str) -> list[str]:
+    """Comments that mean to tell coverage something, however they are spelled."""
+    comments = (t.string for t in tokenize.generate_tokens(io.StringIO(text).readline) if t.type == tokenize.COMMENT)
+    return [comment for comment in comments if re.search(r"pragma|no\s*cover|no\s*branch", comment, re.I)]
+
+
+def found() -> list[tuple[str, str]]:
+    return [
+        (str(path.relative_to(ROOT)), pragma)
+        for package in PACKAGES
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for pragma in pragmas(path.read_text(encoding="utf-8"))
+    ]
+
+
+def excludes(line: str) -> bool:
+    return any(re.search(pattern, line) for pattern in CONFIG["report"]["exclude_lines"])
+
+
+def test_every_exclusion_has_its_reason() -> None:
+    for where, pragma in found():
+        assert re.fullmatch(r"# pragma: no (cover|branch) - \S+( \S+)+", pragma), f"{where}: {pragma}"
+
+
+def test_exclusions_are_few() -> None:
+    assert len(found()) <= MAX_EXCLUDED
+
+
+def test_a_pragma_is_seen_however_it_is_spelled() -> None:
+    assert pragmas("x = 1  # pragma: no cover\ny = '# pragma: no cover'\n#PRAGMA:NOCOVER\nz = 2  # no branch\n") == [
+        "# pragma: no cover",
+        "#PRAGMA:NOCOVER",
+        "# no branch",
+    ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "    if x:  # pragma: no cover - only there",
+        "    if TYPE_CHECKING:",
+        'if __name__ == "__main__":',
+        "    async def stop(self) -> None: ...",
+    ],
+)
+def test_what_is_left_out(line: str) -> None:
+    assert excludes(line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "    if x:  # pragma: no cover",
+        "    if x:  # pragma: no cover - ",
+        "    raise NotImplementedError",
+        "    assert x",
+        "    def __repr__(self) -> str:",
+        "    x: Any = ...",
+        '    if __name__ == "__main__":',
+    ],
+)
+def test_what_is_not_left_out(line: str) -> None:
+    assert not excludes(line)
+
+
+def test_nothing_else_is_configured_away() -> None:
+    assert {
+        "run": {"branch": True, "source": list(PACKAGES)},
+        "report": {
+            "fail_under": 100,
+            "exclude_lines": CONFIG["report"]["exclude_lines"],
+            "partial_branches": [r"# pragma: no branch - \S"],
+        },
+    } == CONFIG
+    assert len(CONFIG["report"]["exclude_lines"]) == 4
+
+
+def test_the_test_command_measures_what_it_runs_in_full() -> None:
+    """And a part of the tests, named behind ``--``, is not held to it."""
+    tox = (ROOT / "tox.ini").read_text(encoding="utf-8")
+    command = "python -m pytest -n auto {posargs:--cov --cov-report=term-missing:skip-covered}"
+    assert f"commands = {command}\n" in tox.partition("[testenv:tests]")[2].partition("[testenv:")[0]
