@@ -16,7 +16,6 @@ from harness.history import (
     Called,
     Delivered,
     Faulted,
-    Flagged,
     Halted,
     History,
     Raised,
@@ -152,7 +151,7 @@ class Trace:
                 told.setdefault(event.number, []).append(event)
             elif isinstance(event, Faulted):
                 faults[event.number] = event
-            elif isinstance(event, Flagged):
+            else:
                 flagged = True
         exchanges = tuple(_exchange(r, told.get(n, []), faults.get(n)) for n, r in sorted(requests.items()))
         attempts = self.schedule.attempts
