@@ -127,11 +127,13 @@ class Connection(asyncio.Protocol):
     async def _reply(self, path: str, body: bytes) -> None:
         session, transport = self._session(), self._transport
         if session is None:  # no run is in progress
-            return transport.close()
+            transport.close()
+            return
         reply = session.open(path, body)
         if reply.status is None:
             session.ended(reply)
-            return transport.close()
+            transport.close()
+            return
         head = f"HTTP/1.1 {reply.status} {_REASONS.get(reply.status, '')}\r\nContent-Type: {content_type(reply)}\r\n"
         # A broken plain reply promises more bytes than it brings.
         length = sum(len(p.data) for p in reply.parts) + (reply.ending == "drop" and reply.lost is not None)

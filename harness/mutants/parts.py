@@ -6,7 +6,6 @@ is as faultless as the original: tests/quality checks that.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -94,8 +93,6 @@ class Reference:
                 self.add(stream, event)
                 if aborted(args) and not stream.finish:
                     break
-        except asyncio.CancelledError:
-            raise
         except (aiohttp.ClientError, client.EngineError, ValueError):
             if not (stream.tokens or stream.finish):
                 raise

@@ -1,0 +1,99 @@
+"""Each planted fault on the smallest schedule that shows it and on a few more: no search, the same every time."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from harness import corpus
+from harness.checkers import Finding
+from harness.history import INCREMENTAL, MODES, PLAIN, STREAM
+from harness.mutants import load, measure
+from harness.mutants.measure import detect, judge
+from harness.mutants.parts import Mutant, Reference
+from harness.runner import Runner
+from harness.schedule import Attempt, Schedule
+from harness.targets.function import FunctionTarget
+
+every_mutant = pytest.mark.parametrize("mutant", load().values(), ids=lambda m: f"{m.rule}-{m.id}")
+
+
+@every_mutant
+def test_it_is_found_on_the_schedule_that_shows_it(mutant: Mutant) -> None:
+    found = detect(mutant, (Schedule(), mutant.shows, Schedule()))
+    assert found[mutant.modes[0]][1] == mutant.shows or mutant.shows == Schedule()
+
+
+LIVES = (
+    Schedule(budget=3, attempts=(Attempt("abort", after=1), Attempt("flag"), Attempt("run", round_trip=True))),
+    Schedule(budget=4, min_new_tokens=3, attempts=(Attempt("flag", after=1), Attempt("abort", after=1))),
+    Schedule(budget=2, attempts=(Attempt("drop-after"), Attempt("close"), Attempt("queue-full"))),
+    Schedule(budget=3, attempts=(Attempt("http", code=503), Attempt("error-event", after=1), Attempt("drop-inside"))),
+    Schedule(budget=3, natural=2, attempts=(Attempt("drop-after"),)),
+    Schedule(budget=3, images=1, attempts=(Attempt("abort", after=1),)),
+)
+"""Small ones that together meet most of what an engine and a caller do."""
+
+
+@every_mutant
+def test_only_rules_with_a_reason_speak(mutant: Mutant) -> None:
+    target = mutant.target()
+    modes = tuple(m for m in MODES if (STREAM if m == INCREMENTAL else m) in target.modes)
+    with closing(Runner(target)) as runner:
+        said = {rule for life in LIVES for _, rule, _ in judge(runner, life, modes)}
+    assert said <= {mutant.rule, *mutant.also}
+
+
+def test_the_reference_in_parts_is_silent() -> None:
+    whole = Reference()
+    known = tuple(entry.schedule for entry in corpus.load() if entry.schedule.budget <= 1000)
+    with closing(Runner(FunctionTarget("parts", whole.plain, whole.streaming))) as runner:
+        assert [finding for schedule in (*LIVES, *known) for finding in judge(runner, schedule, MODES)] == []
+
+
+def test_the_search_ends_where_every_mode_has_been_found() -> None:
+    mutant = next(m for m in load().values() if m.modes[0] == PLAIN and len(m.modes) > 1)
+    asked = iter([mutant.shows] * 3)
+    found = detect(mutant, asked)
+    assert {mode: number for mode, (number, _) in found.items()} == dict.fromkeys(mutant.modes, 1)
+    assert len(list(asked)) == 1  # the second is looked at only to see that nothing is missing
+
+
+def test_a_finding_in_a_mode_that_is_only_compared_with_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant = next(m for m in load().values() if m.rule in measure.COMPARES_MODES and PLAIN not in m.modes)
+    ran: list[tuple[str, ...]] = []
+
+    def everywhere(runner: Runner, schedule: Schedule, modes: tuple[str, ...], rules: tuple[str, ...]) -> Any:
+        ran.append(modes)
+        return [(mode, mutant.rule, Finding(0, "broken")) for mode in modes]
+
+    monkeypatch.setattr(measure, "judge", everywhere)
+    assert set(detect(mutant, [mutant.shows])) == set(mutant.modes)
+    assert ran == [(PLAIN, *mutant.modes)]
+
+
+def test_an_interrupted_measure_begins_no_more_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[dict[str, bool]] = []
+
+    class Pool(ThreadPoolExecutor):
+        def __init__(self, jobs: int | None, mp_context: Any) -> None:
+            super().__init__(jobs)
+
+        def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+            ended.append({"wait": wait, "cancel_futures": cancel_futures})
+            super().shutdown(wait, cancel_futures=cancel_futures)
+
+    def interrupted(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measure, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(measure, "of_seed", lambda ids, seed, profile: dict.fromkeys(ids, seed + 1))
+    (found,) = measure.measure(["drops-stop"], 3, jobs=1)
+    assert found.schedules == (1, 2, 3)
+    ended.clear()
+    with pytest.raises(KeyboardInterrupt):
+        measure.measure(["drops-stop"], 3, jobs=1, tell=interrupted)
+    assert ended[0] == {"wait": False, "cancel_futures": True}
