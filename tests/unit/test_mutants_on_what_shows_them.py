@@ -30,7 +30,9 @@ def test_it_is_found_on_the_schedule_that_shows_it(mutant: Mutant) -> None:
 LIVES = (
     Schedule(budget=3, attempts=(Attempt("abort", after=1), Attempt("flag"), Attempt("run", round_trip=True))),
     Schedule(budget=4, min_new_tokens=3, attempts=(Attempt("flag", after=1), Attempt("abort", after=1))),
-    Schedule(budget=2, attempts=(Attempt("drop-after"), Attempt("close"), Attempt("queue-full"))),
+    Schedule(budget=2, attempts=(Attempt("queue-full"), Attempt("close"), Attempt("drop-after"))),
+    Schedule(budget=2, attempts=(Attempt("http", code=400, times=9),)),
+    Schedule(prompt="zz", budget=3, context=8),
     Schedule(budget=3, attempts=(Attempt("http", code=503), Attempt("error-event", after=1), Attempt("drop-inside"))),
     Schedule(budget=3, natural=2, attempts=(Attempt("drop-after"),)),
     Schedule(budget=3, images=1, attempts=(Attempt("abort", after=1),)),
