@@ -10,7 +10,7 @@ import pytest
 
 from harness import check as module
 from harness.check import Report
-from harness.history import PLAIN, STREAM, History
+from harness.history import MODES, PLAIN, STREAM, History
 from harness.mutants import load
 from harness.runner import Runner
 from harness.schedule import Attempt, Schedule
@@ -151,3 +151,18 @@ def test_two_faults_of_one_rule_are_shrunk_on_their_own(checked: Checked) -> Non
     assert stream.counterexample is not None and alone.counterexample is not None
     assert stream.counterexample.schedule == MUTANTS["forgets-subtraction"].shows
     assert alone.counterexample.schedule == MUTANTS["keeps-more-than-asked"].shows
+
+
+def test_one_fault_in_several_modes_is_shrunk_once(checked: Checked, monkeypatch: pytest.MonkeyPatch) -> None:
+    shrunk: list[Schedule] = []
+    real = module.shrink
+
+    def counted(schedule: Schedule, broken: Callable[[Schedule], bool]) -> Schedule:
+        shrunk.append(schedule)
+        return real(schedule, broken)
+
+    monkeypatch.setattr(module, "shrink", counted)
+    report = checked(plain("drops-stop"), streaming("drops-stop"), rules=("PARAMS",))
+    found = [only(report, "PARAMS", mode).counterexample for mode in MODES]
+    assert [c.schedule for c in found if c is not None] == [MUTANTS["drops-stop"].shows] * 3
+    assert len(shrunk) == 1
