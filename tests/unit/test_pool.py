@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -284,3 +285,30 @@ def test_a_journal_that_is_no_text_is_refused(tmp_path: Path) -> None:
 
 def test_the_plan_is_data() -> None:
     assert Plan("scope", (), 0).portions == ()
+
+
+# in the other process
+
+
+def test_other_people_s_code_has_a_process_of_its_own_there_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    class Fake:
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            made.append((arguments, options))
+
+        def __enter__(self) -> str:
+            return "started"
+
+    monkeypatch.setattr("harness.isolation.Worker", Fake)
+    target = TargetSpec("function", function="client:f")
+    assert pool._worker(Options(target, tokenizer="there", run_limit_s=3.0), "loopback") == "started"
+    assert made == [((target, "loopback", "there"), {"run_limit_s": 3.0})]
+
+
+def test_an_interrupt_is_the_parent_s_affair(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Any] = []
+    monkeypatch.setattr("harness.worker.die_with_parent", lambda: said.append("dies with its parent"))
+    monkeypatch.setattr(signal, "signal", lambda *arguments: said.append(arguments))
+    pool._begin()
+    assert said == [(signal.SIGINT, signal.SIG_IGN), "dies with its parent"]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from harness import again, replay
+from harness import again, replay, version
 from harness.again import CANNOT_RUN, FIXED, STILL_FAILS, Answer
 from harness.history import ABORTED, COMPLETED, INCREMENTAL, PLAIN, STREAM, TRUNCATED, History
 from harness.isolation import Ready
@@ -153,17 +153,17 @@ def test_a_file_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_checkout_that_is_not_installed_has_a_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    def version(name: str) -> str:
+    def missing(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(importlib.metadata, "version", version)
-    assert replay.version() == "0+checkout"
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    assert version.version() == "0+checkout"
     monkeypatch.setattr(importlib.metadata, "version", lambda name: f"7 of {name}")
-    assert replay.version() == "7 of rolloutcheck"
+    assert version.version() == "7 of rolloutcheck"
 
 
 def test_the_package_runs_as_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["harness", "--version"])
     with pytest.raises(SystemExit) as end:
         runpy.run_module("harness", run_name="__main__")
-    assert (end.value.code, capsys.readouterr().out) == (0, f"rolloutcheck {replay.version()}\n")
+    assert (end.value.code, capsys.readouterr().out) == (0, f"rolloutcheck {version.version()}\n")

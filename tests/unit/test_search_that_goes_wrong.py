@@ -14,6 +14,7 @@ from harness.history import MODES, PLAIN, STREAM, History
 from harness.mutants import load
 from harness.runner import Runner
 from harness.schedule import Attempt, Schedule
+from harness.search import Search
 from harness.targets import CannotJudge
 from harness.verdict import CANNOT, INVALID, UNKNOWN, VALID
 from reference_impl.generate import generate
@@ -99,7 +100,7 @@ def test_a_client_that_can_never_be_judged_says_why_unless_it_only_lacks_somethi
 def test_what_was_seen_once_and_then_not_again_is_flaky(checked: Checked, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen again at once it is not, since runs are kept; it may be when they had to be let go."""
     calls = 0
-    real = module._Search._shrink
+    real = module._Check._shrink
 
     async def once(args: Any, sample: Any, params: Any) -> Any:
         nonlocal calls
@@ -107,11 +108,11 @@ def test_what_was_seen_once_and_then_not_again_is_flaky(checked: Checked, monkey
         forgets = calls == 1 and sample.response_length
         return await (plain("forgets-subtraction") if forgets else generate)(args, sample, params)
 
-    def later(search: Any) -> None:
-        search._histories.clear()
-        real(search)
+    def later(work: Any) -> None:
+        work.search.histories.clear()
+        real(work)
 
-    monkeypatch.setattr(module._Search, "_shrink", later)
+    monkeypatch.setattr(module._Check, "_shrink", later)
     result = only(checked(once, rules=("BUDGET",)), "BUDGET")
     assert (result.verdict, result.counterexample) == (UNKNOWN, None)
     assert result.reason.startswith("flaky: it failed once on [") and result.reason.endswith("] and then did not")
@@ -119,16 +120,17 @@ def test_what_was_seen_once_and_then_not_again_is_flaky(checked: Checked, monkey
 
 def test_runs_are_not_kept_without_bound(checked: Checked, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    real = module._Search.run
+    real = Search.history
 
-    def crowded(search: Any) -> None:
-        search._histories.update({(Schedule(), str(n)): CannotJudge("of before") for n in range(20_001)})
-        real(search)
-        sizes.append(len(search._histories))
+    def counted(search: Search, schedule: Schedule, mode: str) -> History | CannotJudge:
+        found = real(search, schedule, mode)
+        sizes.append(len(search.histories))
+        return found
 
-    monkeypatch.setattr(module._Search, "run", crowded)
+    monkeypatch.setattr(Search, "history", counted)
+    monkeypatch.setattr("harness.search.MAX_HISTORIES", 5)
     assert only(checked(generate, rules=("BUDGET",)), "BUDGET").verdict == VALID
-    assert 0 < sizes[0] < 1000
+    assert max(sizes) == 6 and sizes.count(1) > 2
 
 
 def test_a_simpler_schedule_that_cannot_be_judged_is_no_counterexample(checked: Checked) -> None:
