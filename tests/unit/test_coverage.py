@@ -7,13 +7,16 @@ import re
 import tokenize
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.conftest import SEARCHES, pytest_collection_modifyitems
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("spec", "harness", "reference_impl")
-MAX_EXCLUDED = 8
+MAX_EXCLUDED = 1
 """Raise it with a reason that is better than a test."""
 
 CONFIG: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["coverage"]
@@ -94,6 +97,31 @@ def test_nothing_else_is_configured_away() -> None:
         },
     } == CONFIG
     assert len(CONFIG["report"]["exclude_lines"]) == 4
+
+
+class Item:
+    """A test as far as the hook looks at it."""
+
+    def __init__(self, folder: str, *markers: str) -> None:
+        self.path, self.markers = ROOT / "tests" / folder / "test_x.py", list(markers)
+
+    def get_closest_marker(self, name: str) -> bool:
+        return name in self.markers
+
+    def add_marker(self, name: str) -> None:
+        self.markers.append(name)
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_searches_and_draws_do_not_count(measured: bool) -> None:
+    items: Any = [Item("unit"), Item("unit", "hypothesis"), *map(Item, SEARCHES)]
+    config: Any = SimpleNamespace(pluginmanager=SimpleNamespace(hasplugin=lambda name: measured and name == "_cov"))
+    pytest_collection_modifyitems(config, items)
+    assert ["no_cover" in item.markers for item in items] == [False, *[measured] * (1 + len(SEARCHES))]
+
+
+def test_a_folder_that_does_not_count_is_there() -> None:
+    assert all((ROOT / "tests" / folder).is_dir() for folder in SEARCHES)
 
 
 def test_the_test_command_measures_what_it_runs_in_full() -> None:
