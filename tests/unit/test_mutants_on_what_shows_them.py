@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
@@ -77,25 +77,14 @@ def test_a_finding_in_a_mode_that_is_only_compared_with_is_not_counted(monkeypat
     assert ran == [(PLAIN, *mutant.modes)]
 
 
-def test_an_interrupted_measure_begins_no_more_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended: list[dict[str, bool]] = []
+def test_a_measure_tells_how_many_seeds_are_done_in_whatever_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    def backwards(work: Any, tasks: Any, jobs: int | None) -> Iterator[tuple[Any, Any]]:
+        assert jobs == 5
+        for name, arguments in reversed(list(tasks)):
+            yield name, work(*arguments)
 
-    class Pool(ThreadPoolExecutor):
-        def __init__(self, jobs: int | None, mp_context: Any) -> None:
-            super().__init__(jobs)
-
-        def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-            ended.append({"wait": wait, "cancel_futures": cancel_futures})
-            super().shutdown(wait, cancel_futures=cancel_futures)
-
-    def interrupted(done: int, total: int) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(measure, "ProcessPoolExecutor", Pool)
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(measure.pool, "spread", backwards)
     monkeypatch.setattr(measure, "of_seed", lambda ids, seed, profile: dict.fromkeys(ids, seed + 1))
-    (found,) = measure.measure(["drops-stop"], 3, jobs=1)
-    assert found.schedules == (1, 2, 3)
-    ended.clear()
-    with pytest.raises(KeyboardInterrupt):
-        measure.measure(["drops-stop"], 3, jobs=1, tell=interrupted)
-    assert ended[0] == {"wait": False, "cancel_futures": True}
+    (found,) = measure.measure(["drops-stop"], 3, jobs=5, tell=lambda done, total: told.append((done, total)))
+    assert (found.schedules, told) == ((1, 2, 3), [(1, 3), (2, 3), (3, 3)])

@@ -205,6 +205,14 @@ def test_no_portion_is_begun_when_the_time_is_over(here: list[Portion], monkeypa
     assert report.covered is not None and report.covered.schedules < report.covered.of == scope.count(2)
 
 
+def test_what_several_engines_have_covered_is_added_up(here: list[Portion], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "run", lambda *_: (10, []))
+    report = check(Options(REFERENCE, rules=("BUDGET",), scope=0, engines=("inproc", "loopback")))
+    portions = pool.plan(Options(REFERENCE, scope=0)).portions
+    assert here == [*portions, *portions]
+    assert report.covered == Covered(2 * 10 * len(portions), 2 * scope.count(0))
+
+
 def test_each_engine_gets_its_share_of_the_time() -> None:
     options = Options(REFERENCE, engines=("inproc", "loopback"), limit_s=100)
     now = time.monotonic()

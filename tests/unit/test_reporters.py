@@ -6,13 +6,14 @@ import io
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from harness import corpus
-from harness.check import Report
+from harness.check import Covered, Report
 from harness.checkers import Case, Finding, checker
 from harness.history import INCREMENTAL, PLAIN, STREAM, TRUNCATED, History
 from harness.isolation import Ready
@@ -221,6 +222,20 @@ def printed(width: int, shown: Report, screens: list[list[str]], **options: bool
     out = io.StringIO()
     terminal.show(Console(file=out, width=width, **options), shown, screens)  # type: ignore[arg-type]
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+
+
+@pytest.mark.parametrize(
+    ("covered", "size", "line"),
+    [
+        (Covered(1234, 1234), 3, "1,234 of 1,234 schedules of the scope of size 3, all"),
+        (Covered(1234, 4000), 3, "1,234 of 4,000 schedules of the scope of size 3, 31%"),
+        (Covered(1, 2000), None, "1 of 2,000 schedules drawn, 0%"),
+    ],
+)
+def test_how_much_of_spread_work_was_done(covered: Covered, size: int | None, line: str) -> None:
+    shown = report(result("BUDGET"))
+    shown = replace(shown, covered=covered, options=replace(shown.options, scope=size))
+    assert printed(100, shown, []).splitlines()[1] == line
 
 
 @pytest.mark.parametrize("width", [80, 120])

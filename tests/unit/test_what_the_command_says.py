@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 import os
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import typer
 
 import harness.check
 from harness import again, cli, tokenizer
@@ -19,6 +21,7 @@ from harness.check import Options, Progress, Report
 from harness.checkers import Finding
 from harness.history import INCREMENTAL, MODES, PLAIN, STREAM
 from harness.isolation import HarnessFault, Ready
+from harness.pool import BadJournal
 from harness.reporters import jsonfile
 from harness.schedule import Schedule
 from harness.targets.spec import TargetSpec
@@ -110,6 +113,7 @@ def test_an_interrupt_is_no_verdict(say: Callable[..., Said], checked: Callable[
 ENDINGS: dict[str, tuple[BaseException, int, str]] = {
     "interrupted": (KeyboardInterrupt(), INTERRUPTED, "rolloutcheck: interrupted\n"),
     "fault": (HarnessFault("Traceback of the worker"), FAULT, "a fault of rolloutcheck itself, please report it:\nTr"),
+    "journal": (BadJournal("x is the journal of other work"), USAGE, "rolloutcheck: x is the journal of other work\n"),
     "crash": (ZeroDivisionError("by none"), FAULT, "a fault of rolloutcheck itself, please report it:\nTraceback "),
 }
 
@@ -122,6 +126,17 @@ def test_what_ends_a_check_is_said(
     said = say("check")
     assert (said.status, said.out) == (status, "")
     assert words in said.err and str(error) in said.err
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, typer.Abort])
+def test_an_interrupt_outside_a_command_is_one_too(
+    say: Callable[..., Said], monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    def app(*_: object, **__: object) -> int:
+        raise error
+
+    monkeypatch.setattr(cli, "app", app)
+    assert say("check") == (INTERRUPTED, "", "rolloutcheck: interrupted\n")
 
 
 def test_a_request_to_end_is_an_interrupt(say: Callable[..., Said], checked: Callable[..., Any]) -> None:
@@ -317,6 +332,26 @@ def test_an_optional_package_that_is_not_there(
         "",
         f"rolloutcheck: {arguments[0]}{' aioresponses' * (package == 'aioresponses')} needs the package {package}\n",
     )
+
+
+def test_a_cluster_needs_its_package(
+    say: Callable[..., Said], checked: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = checked(HELD)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert say("check", "--ray", "here") == (USAGE, "", "rolloutcheck: --ray needs the package ray\n")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    assert say("check", "--ray", "here").status == CONFORMS
+    assert [options.ray for options in asked] == ["here"]
+
+
+def test_a_mutant_is_a_target_of_its_own(say: Callable[..., Said], checked: Callable[..., Any]) -> None:
+    asked = checked(HELD)
+    assert say("check", "--target", "mutant:drops-stop").status == CONFORMS
+    assert asked[0].target == TargetSpec("mutant", function="drops-stop")
+    for option in (("--path", "."), ("--twin", "a:b")):
+        said = say("check", "--target", "mutant:drops-stop", *option)
+        assert said == (USAGE, "", "rolloutcheck: --path and --twin do not belong to a mutant\n")
 
 
 def test_the_target_s_process_is_told_where_the_tokenizer_lies(

@@ -137,6 +137,12 @@ def test_STATUS_allows_raising_where_the_connection_breaks_behind_the_answer() -
     assert problem("STATUS", life) == "finish_reason length, yet raises ClientError"
 
 
+def test_STATUS_allows_raising_under_the_flag_item_9() -> None:
+    """The end need not have been read."""
+    life = Life(budget=2, attempts=attempts("flag"))
+    assert judge("STATUS", life.call(Ask(2, (5, 6), "length"), flag=True, raises="Aborted")) is HOLDS
+
+
 def test_STATUS_allows_both_where_a_stop_token_is_the_last_of_the_budget() -> None:
     for status in (TRUNCATED, COMPLETED):
         life = Life(budget=2).call(Ask(2, (5, EOS), "length"), after=view((5, EOS), status))
