@@ -90,7 +90,7 @@ async def ask(args: Any, payload: Mapping[str, Any], consume: Callable[[aiohttp.
             if last:
                 raise
         await asyncio.sleep(BACKOFF_S)
-    raise AssertionError("unreachable")  # pragma: no cover - the last try returns or raises; mypy cannot know
+    raise AssertionError("unreachable: the last try returns or raises")  # pragma: no cover - mypy cannot know it
 
 
 def error(code: int | None, message: str) -> EngineError:
