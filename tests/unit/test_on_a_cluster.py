@@ -114,7 +114,7 @@ def test_a_cluster_that_nobody_answers_for_is_one_line(cluster: Callable[..., Cl
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(CannotJudge, match=f"^no Ray cluster at {address}: Connection refused$"):
             list(on_ray.spread(double, tasks(range(1)), address))
-    with pytest.raises(CannotJudge, match="^no Ray cluster at here: give auto, host:port or ray://host:port$"):
+    with pytest.raises(CannotJudge, match=r"^no Ray cluster at here: give auto, host:port or ray://host:port$"):
         list(on_ray.spread(double, tasks(range(1)), "here"))
     assert made.said == []
 
