@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import closing
-from typing import Any
 
 import pytest
 
 from harness import corpus
-from harness.checkers import Finding
 from harness.history import INCREMENTAL, MODES, PLAIN, STREAM
-from harness.mutants import load, measure
-from harness.mutants.measure import detect, judge
+from harness.mutants import load
+from harness.mutants.measure import detect
 from harness.mutants.parts import Mutant, Reference
 from harness.runner import Runner
 from harness.schedule import Attempt, Schedule
 from harness.targets.function import FunctionTarget
+from tests.quality.search import judge
 
 every_mutant = pytest.mark.parametrize("mutant", load().values(), ids=lambda m: f"{m.rule}-{m.id}")
 
@@ -61,30 +59,4 @@ def test_the_search_ends_where_every_mode_has_been_found() -> None:
     asked = iter([mutant.shows] * 3)
     found = detect(mutant, asked)
     assert {mode: number for mode, (number, _) in found.items()} == dict.fromkeys(mutant.modes, 1)
-    assert len(list(asked)) == 1  # the second is looked at only to see that nothing is missing
-
-
-def test_a_finding_in_a_mode_that_is_only_compared_with_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    mutant = next(m for m in load().values() if m.rule in measure.COMPARES_MODES and PLAIN not in m.modes)
-    ran: list[tuple[str, ...]] = []
-
-    def everywhere(runner: Runner, schedule: Schedule, modes: tuple[str, ...], rules: tuple[str, ...]) -> Any:
-        ran.append(modes)
-        return [(mode, mutant.rule, Finding(0, "broken")) for mode in modes]
-
-    monkeypatch.setattr(measure, "judge", everywhere)
-    assert set(detect(mutant, [mutant.shows])) == set(mutant.modes)
-    assert ran == [(PLAIN, *mutant.modes)]
-
-
-def test_a_measure_tells_how_many_seeds_are_done_in_whatever_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    def backwards(work: Any, tasks: Any, jobs: int | None) -> Iterator[tuple[Any, Any]]:
-        assert jobs == 5
-        for name, arguments in reversed(list(tasks)):
-            yield name, work(*arguments)
-
-    told: list[tuple[int, int]] = []
-    monkeypatch.setattr(measure.pool, "spread", backwards)
-    monkeypatch.setattr(measure, "of_seed", lambda ids, seed, profile: dict.fromkeys(ids, seed + 1))
-    (found,) = measure.measure(["drops-stop"], 3, jobs=5, tell=lambda done, total: told.append((done, total)))
-    assert (found.schedules, told) == ((1, 2, 3), [(1, 3), (2, 3), (3, 3)])
+    assert len(list(asked)) == 2
