@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
+from typing import Any
 
 import pytest
 
 from harness import corpus
 from harness.history import INCREMENTAL, MODES, PLAIN, STREAM
-from harness.mutants import load
+from harness.mutants import load, measure
 from harness.mutants.measure import detect
 from harness.mutants.parts import Mutant, Reference
 from harness.runner import Runner
@@ -60,3 +62,16 @@ def test_the_search_ends_where_every_mode_has_been_found() -> None:
     found = detect(mutant, asked)
     assert {mode: number for mode, (number, _) in found.items()} == dict.fromkeys(mutant.modes, 1)
     assert len(list(asked)) == 2
+
+
+def test_a_measure_tells_how_many_seeds_are_done_in_whatever_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    def backwards(work: Any, tasks: Any, jobs: int | None) -> Iterator[tuple[Any, Any]]:
+        assert jobs == 5
+        for name, arguments in reversed(list(tasks)):
+            yield name, work(*arguments)
+
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(measure.pool, "spread", backwards)
+    monkeypatch.setattr(measure, "of_seed", lambda ids, seed, profile: dict.fromkeys(ids, seed + 1))
+    (found,) = measure.measure(["drops-stop"], 3, jobs=5, tell=lambda done, total: told.append((done, total)))
+    assert (found.schedules, told) == ((1, 2, 3), [(1, 3), (2, 3), (3, 3)])
