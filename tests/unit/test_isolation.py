@@ -255,6 +255,13 @@ def test_an_answer_that_is_none_is_a_fault_of_the_harness() -> None:
         assert worker._process is None
 
 
+def test_an_answer_that_is_cut_off_is_the_end_of_its_process() -> None:
+    with Worker(TargetSpec("reference")) as worker:
+        worker._lines.put(b'{"history": {"sched')
+        (halted,) = worker.run(SCHEDULE, PLAIN).events
+        assert isinstance(halted, Halted) and halted.kind == "exit"
+
+
 def test_last_words_are_waited_for(function: TargetSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer may be there long before the thread that drains standard error comes to its turn."""
     real = Worker._drain

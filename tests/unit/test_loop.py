@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness.loop import MAX_STEPS, MAX_VIRTUAL_S, Deadlock, Exceeded, Halt, VirtualLoop
+from harness.loop import LAST_WAIT_S, MAX_STEPS, MAX_VIRTUAL_S, Deadlock, Exceeded, Halt, VirtualLoop
 
 SOON_S = 30.0
 """Real seconds that nothing here may take, on a busy machine too; it stands against hours of virtual time."""
@@ -263,6 +264,39 @@ def test_what_a_stray_task_raises_is_not_reported(loop: VirtualLoop, capsys: pyt
 
     loop.run(main())
     assert capsys.readouterr().err == ""
+
+
+@pytest.fixture
+def with_sockets() -> Iterator[VirtualLoop]:
+    made = VirtualLoop(sockets=True)
+    yield made
+    made.close()
+
+
+def test_with_sockets_the_kernel_has_the_last_word_before_a_deadlock(
+    with_sockets: VirtualLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LAST_WAIT_S, "sockets", 0.02)
+    with pytest.raises(Deadlock, match="can never happen"):
+        with_sockets.run(forever())
+
+
+def test_with_sockets_a_sleep_takes_no_real_time_either(with_sockets: VirtualLoop) -> None:
+    began = time.monotonic()
+    with_sockets.run(asyncio.sleep(3600))
+    assert with_sockets.time() >= 3600 and time.monotonic() - began < SOON_S
+
+
+def test_with_sockets_bytes_that_are_there_win_against_a_timeout(with_sockets: VirtualLoop) -> None:
+    async def main(ours: socket.socket) -> tuple[bytes, float]:
+        data = await asyncio.wait_for(with_sockets.sock_recv(ours, 9), 5)
+        return data, with_sockets.time()
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        with_sockets.call_later(0.01, theirs.send, b"here")
+        assert with_sockets.run(main(ours)) == (b"here", pytest.approx(0.01))
 
 
 def test_with_sockets_a_connection_is_served() -> None:
