@@ -264,6 +264,8 @@ class _Check:
                 verdict, reason = UNKNOWN, tally.reason + runs
             elif not complete:
                 verdict, reason = UNKNOWN, INTERRUPTED
+            elif self.covered is not None and not self.covered.schedules:
+                verdict, reason = UNKNOWN, "the time was over before a schedule was run"
             elif not tally.judged:
                 if faulty:
                     continue  # most rules are not touched by the few faults of an engine

@@ -227,7 +227,8 @@ def mutants(
         _writable(file)
     err, out = _consoles(json_file)
     if only_list:
-        table.listing(out, [load()[name] for name in wanted])
+        with contextlib.suppress(OSError):
+            table.listing(out, [load()[name] for name in wanted])
         raise typer.Exit(CONFORMS)
     with _progress(err) as tell:
         measured = measure(
@@ -239,7 +240,9 @@ def mutants(
     if json_file is not None:
         _write(lambda: jsonfile.write(json_file, table.data(measured)), json_file)
     if docs is not None:
-        text = table.markdown(measured, f"rolloutcheck mutants --docs {docs}", _versions())
+        given = [*(mutant or []), *(() if seeds == 20 else ("--seeds", str(seeds))), "--profile", profile.value]
+        command = shlex.join(["rolloutcheck", "mutants", *(given if profile is not Profile.ci else given[:-2])])
+        text = table.markdown(measured, f"{command} --docs {docs}", profile.value, _versions())
         _write(lambda: _store(docs, text), docs)
     raise typer.Exit(CONFORMS if all(m.detected for m in measured) else VIOLATES)
 

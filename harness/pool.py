@@ -7,15 +7,19 @@ run goes on where this one ended.
 
 from __future__ import annotations
 
+import atexit
 import json
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,10 +27,13 @@ from typing import Any, TypeVar
 from harness import scope
 from harness.options import PROFILES, Options, faulty_count
 from harness.schedule import Schedule
-from harness.search import Search, to_json
+from harness.search import ROW, Search, to_json
+from harness.targets import CannotJudge
 from harness.version import digest, version
 
 SCOPE_PART = 240
+LEAVE_S = 3.0
+MAX_FILES = 20_000
 T = TypeVar("T")
 Found = tuple[int, list[Any]]
 """How many schedules were run, and the tallies (`harness.search.to_json`)."""
@@ -72,7 +79,7 @@ def explore(
 ) -> Generator[Found, None, None]:
     """What each portion found, in any order. No portion is begun after ``until`` (monotonic seconds)."""
     journal = Journal(options, engine, modes) if options.journal is not None else None
-    known = journal.known if journal is not None else {}
+    known = {p: journal.known[p] for p in plan.portions if p in journal.known} if journal is not None else {}
     yield from known.values()
     left: Iterable[Portion] = (portion for portion in plan.portions if portion not in known)
     if until is not None:
@@ -86,7 +93,11 @@ def explore(
         results = spread(run, tasks, options.jobs)
     for portion, found in results:
         if journal is not None:
-            journal.add(portion, found)
+            try:
+                journal.add(portion, found)
+            except BadJournal as error:  # a full disk must not cost what was found
+                print(f"rolloutcheck: {error}; going on without a journal", file=sys.stderr)
+                journal = None
         yield found
 
 
@@ -100,11 +111,23 @@ def run(options: Options, engine: str, modes: tuple[str, ...], portion: Portion)
     """Runs one portion. The target stays loaded for the next one."""
     global _search
     if _search is None or _search[0] != (options, engine):
+        _leave()  # a front is the only one of its process
         _search = ((options, engine), Search(_worker(options, engine), modes, options, engine))
     search = _search[1]
     search.clear()
     count = search.observe_all(_schedules(options, portion))
     return count, to_json(search.tallies)
+
+
+def _leave() -> None:
+    """Ends the worker, and with it what the target has started."""
+    global _search
+    if _search is not None:
+        _search[1].worker.close()
+        _search = None
+
+
+atexit.register(_leave)
 
 
 def _worker(options: Options, engine: str) -> Any:
@@ -173,10 +196,17 @@ def processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
     try:
         yield pool
         pool.shutdown()
-    except BaseException:
+    except BaseException as error:
         pool.shutdown(wait=False, cancel_futures=True)
-        for child in set(multiprocessing.active_children()) - before:
+        children = set(multiprocessing.active_children()) - before
+        for child in children:
+            child.terminate()
+        end = time.monotonic() + LEAVE_S
+        for child in children:
+            child.join(max(end - time.monotonic(), 0))
             child.kill()
+        if isinstance(error, BrokenProcessPool):
+            raise CannotJudge("a process that ran portions was ended from outside; is there enough memory?") from error
         raise
 
 
@@ -184,6 +214,7 @@ def _begin() -> None:
     from harness.worker import die_with_parent
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's affair
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # so that `_leave` is run
     die_with_parent()
 
 
@@ -235,8 +266,11 @@ class Journal:
             raise BadJournal(f"{self.path} is no journal of rolloutcheck") from error
 
     def _read(self, data: dict[str, Any]) -> None:
+        portion, count, found = Portion(**data["portion"]), data["schedules"], data["found"]
+        if not 0 <= count <= portion.size or any(len(row) != len(ROW) for row in found):
+            raise ValueError(f"no portion: {data}")
         if data["engine"] == self.engine:
-            self.known[Portion(**data["portion"])] = (int(data["schedules"]), list(data["found"]))
+            self.known[portion] = (count, found)
 
     def add(self, portion: Portion, found: Found) -> None:
         """Writes a line, at once. Raises BadJournal."""
@@ -257,6 +291,8 @@ def _work(options: Options, modes: tuple[str, ...]) -> dict[str, Any]:
     """What must be the same for two runs to be parts of one. Where the target lies may differ, its revision not."""
     target = options.target
     return {
+        "source": _source(target.root) if target.root else None,
+        "limit": options.run_limit_s,
         "target": [target.kind, target.function, target.twin, target.revision],
         "modes": list(modes),
         "rules": list(options.rules),
@@ -266,6 +302,16 @@ def _work(options: Options, modes: tuple[str, ...]) -> dict[str, Any]:
         "tokenizer": options.tokenizer,
         "hypothesis": None if options.scope is not None else _hypothesis(),
     }
+
+
+def _source(root: str) -> str:
+    """A hash of the Python files below the target's folder: what was found of other code is not known of this one."""
+    found = sha256()
+    for number, path in enumerate(sorted(Path(root).rglob("*.py"))):
+        if number >= MAX_FILES:
+            raise BadJournal(f"{root} holds more than {MAX_FILES:,} Python files; --path may name a smaller folder")
+        found.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return found.hexdigest()[:16]
 
 
 def _hypothesis() -> str:

@@ -22,6 +22,9 @@ LOOKAHEAD = 4
 MAX_HISTORIES = 20_000
 COMPARES_MODES = ("MODE-EQ", "RETRY")
 
+ROW = ("rule", "mode", "faulty", "judged", "broken", "unknown", "reason")
+"""What `to_json` writes of a tally."""
+
 Key = tuple[str, str, bool]
 """Rule, mode, and whether the engine breaks its own contract."""
 
@@ -34,6 +37,8 @@ class Runs(Protocol):
     def ahead(self, wanted: Schedule, mode: str) -> None: ...
 
     def run(self, wanted: Schedule, mode: str) -> History: ...
+
+    def close(self) -> None: ...
 
 
 @dataclass(slots=True)

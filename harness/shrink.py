@@ -8,6 +8,7 @@ schedule that is still broken is taken, until none is.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from itertools import combinations
@@ -15,7 +16,8 @@ from typing import Any
 
 from harness.schedule import Attempt, Schedule
 
-MAX_TRIES = 600
+MAX_TRIES, MAX_S = 600, 60.0
+"""Enough for every fault seen; a schedule of an issue's own numbers may cost a second a try."""
 
 _PLAIN = Schedule()
 _FIELDS = tuple(f.name for f in fields(Schedule) if f.name not in ("budget", "attempts"))
@@ -28,9 +30,9 @@ _SORTS = (0x80, 256, 273)
 def shrink(schedule: Schedule, broken: Callable[[Schedule], bool]) -> Schedule:
     """The smallest schedule found with ``broken`` true, ``schedule`` itself if there is none smaller.
 
-    Calls ``broken`` at most `MAX_TRIES` times, never twice with the same schedule.
+    Calls ``broken`` at most `MAX_TRIES` times and for `MAX_S` seconds, never twice with the same schedule.
     """
-    current, seen = schedule, {schedule}
+    current, seen, end = schedule, {schedule}, time.monotonic() + MAX_S
     found = True
     while found:
         found = False
@@ -38,7 +40,7 @@ def shrink(schedule: Schedule, broken: Callable[[Schedule], bool]) -> Schedule:
             if simpler in seen or size(simpler) >= size(current):
                 continue
             seen.add(simpler)
-            if len(seen) > MAX_TRIES:
+            if len(seen) > MAX_TRIES or time.monotonic() > end:
                 return current
             if broken(simpler):
                 current, found = simpler, True
@@ -65,7 +67,8 @@ def size(schedule: Schedule) -> tuple[int, ...]:
 def _odd(schedule: Schedule) -> int:
     """How many of the caller's own mistakes a schedule holds: they persuade nobody."""
     too_long = schedule.context is not None and schedule.context < len(schedule.prompt)
-    return too_long + (schedule.min_new_tokens > schedule.budget)
+    past_end = schedule.natural is not None and schedule.preload > schedule.natural  # no engine gave these tokens
+    return too_long + past_end + (schedule.min_new_tokens > schedule.budget)
 
 
 def _order(schedule: Schedule) -> int:

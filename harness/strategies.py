@@ -118,6 +118,8 @@ def schedules(draw: st.DrawFn, *, faulty: bool = False) -> Schedule:
     if "context" in given:
         given["context"] += len(given["prompt"])
         given["budget"] += given.pop("more")
+    if "preload" in given and given["natural"] is not None:  # the engine would have ended there
+        given["preload"] = min(given["preload"], given["natural"])
     if "min_new_tokens" in given:  # a minimum above the budget would be the caller's own mistake
         given["min_new_tokens"] = min(given["min_new_tokens"], given["budget"])
     return Schedule(**given)

@@ -160,6 +160,43 @@ class DropsStopToken(Reference):
         keep(args, sample, ask, tokens, log_probs, meta)
 
 
+class DropsStopOnAbort(DropsStopToken):
+    """Takes a trailing stop token off every array and the answer for complete, also where an abort landed on it."""
+
+    def settle(self, args: Any, sample: Sample, ask: Ask, *answer: Any) -> None:
+        tokens, log_probs, meta = answer
+        on_stop = list(tokens[-1:]) == [tokenizer(args).eos_token_id] and len(tokens) <= ask.limit
+        if not on_stop or (meta.get("finish_reason") or {}).get("type") != "abort":
+            return super().settle(args, sample, ask, *answer)
+        keep(args, sample, ask, tokens[:-1], log_probs[:-1], meta)
+        sample.status = Status.COMPLETED
+
+
+class NeverWantsLogprobs(Reference):
+    """Asks for no log probabilities and keeps none; what a buffer gave it stays as it was."""
+
+    def prepare(self, args: Any, sample: Sample, params: dict[str, Any], stream: bool) -> Ask | None:
+        ask = prepare(args, sample, params, stream=stream)
+        return None if ask is None else altered(ask, return_logprob=False)
+
+    def _filled(self, event: Mapping[str, Any]) -> Mapping[str, Any]:
+        meta = event.get("meta_info") or {}
+        entries = [[0.0, token, None] for token in event.get("output_ids") or []]
+        return {**event, "meta_info": {**meta, "output_token_logprobs": entries}}
+
+    def read(self, reply: Mapping[str, Any]) -> tuple[Sequence[int], Sequence[float]]:
+        return super().read(self._filled(reply))
+
+    def add(self, stream: Stream, event: Mapping[str, Any]) -> None:
+        stream.add(self._filled(event))
+
+    def settle(self, args: Any, sample: Sample, ask: Ask, *answer: Any) -> None:
+        before = sample.rollout_log_probs
+        sample.rollout_log_probs = [0.0] * sample.response_length  # what keep needs to go on
+        keep(args, sample, ask, *answer)
+        sample.rollout_log_probs = before
+
+
 class FlagFirst(Reference):
     """Looks at the abort flag before anything else, also for a sample without room."""
 
@@ -330,6 +367,8 @@ ODD: tuple[Odd, ...] = (
     _odd(RetriesMore, "RETRY"),
     _odd(ResumesInside, "attempt: it may retry inside"),
     _odd(DropsStopToken, "item 6"),
+    _odd(DropsStopOnAbort, "items 1 and 6"),
+    _odd(NeverWantsLogprobs, "ALIGN", conforming_only=True),
     _odd(FlagFirst, "item 9"),
     _odd(DiscardsBroken, "item 3, RETRY"),
     _odd(EndsInReserve, "item 7"),

@@ -17,6 +17,8 @@ def check(case: Case) -> Judgement:
     trace, other = case.trace, case.compared
     if other is None or halt(trace.history) or halt(other.history):
         return None
+    if "lost-ids" in trace.schedule.kinds:
+        return None  # as RESUME-EQ: a client without logprobs cannot know what was lost
     if trace.schedule.samples > 1:
         return None  # what sharing one dict does to siblings is told by NO-ALIAS and MAXIMAL
     name = f"mode {other.history.mode}"

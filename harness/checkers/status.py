@@ -79,7 +79,7 @@ def _allowed(trace: Trace, turn: Turn, last: Exchange, after: SampleView) -> set
     assert last.finish is not None
     allowed = {MEANING.get(last.finish, ABORTED)}
     kept = response_ids(after)
-    on_stop = bool(kept) and kept[-1] == trace.history.eos
+    on_stop = (trace.history.eos,) in (kept[-1:], last.ids[-1:])  # item 6: the client may have dropped it
     if last.finish == "abort":  # items 1 and 2
         allowed |= {COMPLETED} if on_stop else set()
         allowed |= {TRUNCATED} if _full(trace, after) else set()

@@ -69,13 +69,13 @@ def summary(measured: Sequence[Measured]) -> str:
     return f"{said}; median {_number(statistics.median(medians))} schedules" if medians else said
 
 
-def markdown(measured: Sequence[Measured], command: str, versions: str) -> str:
+def markdown(measured: Sequence[Measured], command: str, profile: str, versions: str) -> str:
     """docs/mutants.md."""
     lines = [
         "# Planted faults",
         "",
         "Small faulty clients, each the reference with one part replaced ([harness/mutants](../harness/mutants)),",
-        f"after public reports. {summary(measured)}, in {len(measured[0].schedules)} seeds of the profile `ci`.",
+        f"after public reports. {summary(measured)}, in {len(measured[0].schedules)} seeds of the profile `{profile}`.",
         "Counted are drawn schedules until the mutant's own rule has found it in each of its modes; the regression",
         "corpus, which a check runs first and which holds a schedule for most of these faults, is left out.",
         "",

@@ -84,7 +84,7 @@ def test_the_docs_are_a_markdown_table(inside: Inside) -> None:
     assert inside("drops-stop", "--docs", "table.md")[0] == CONFORMS
     text = Path("table.md").read_text()
     assert "| `drops-stop` | Stop strings do not reach the engine. | [PARAMS](../spec/README.md#PARAMS) |" in text
-    assert "Made by `rolloutcheck mutants --docs table.md` (Hypothesis " in text
+    assert "Made by `rolloutcheck mutants drops-stop --docs table.md` (Hypothesis " in text
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from harness.search import Search, Tally, to_json
 from harness.strategies import PART, part
 from harness.targets import CannotJudge
 from harness.targets.spec import TargetSpec
-from harness.verdict import INVALID, VALID
+from harness.verdict import INVALID, UNKNOWN, VALID
 
 REFERENCE = TargetSpec("reference")
 FORGETS = TargetSpec("mutant", function="forgets-subtraction")
@@ -50,7 +51,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> list[Portion]:
     monkeypatch.setattr(pool, "spread", one_by_one)
     yield ran
     if pool._search is not None:
-        pool._search[1].worker.close()  # type: ignore[attr-defined]
+        pool._search[1].worker.close()
         pool._search = None
 
 
@@ -125,6 +126,13 @@ def test_a_portion_counts_from_nothing(here: list[Portion]) -> None:
     assert broken[4] is not None
 
 
+def test_a_process_that_is_given_other_work_lets_go_of_the_old(here: list[Portion]) -> None:
+    """As a Ray worker may be: two fronts in one process would patch the same libraries."""
+    portion = Portion("drawn", 0, 3)
+    for engine in ("inproc", "aioresponses", "inproc"):
+        assert pool.run(Options(REFERENCE, profile="deep"), engine, (PLAIN,), portion)[0] == 3
+
+
 # processes
 
 
@@ -134,6 +142,11 @@ def number(of: int) -> tuple[int, int]:
 
 def refuses(of: int) -> int:
     raise CannotJudge(f"not {of}")
+
+
+def dies(of: int) -> int:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return of
 
 
 def sleeps(of: int) -> int:
@@ -173,7 +186,7 @@ def test_tasks_are_taken_as_they_are_needed() -> None:
     results = pool.spread(number, tasks(), 1)
     next(results)
     assert len(taken) == 2
-    results.close()  # type: ignore[attr-defined]
+    results.close()
 
 
 def test_there_is_a_core() -> None:
@@ -314,9 +327,73 @@ def test_other_people_s_code_has_a_process_of_its_own_there_too(monkeypatch: pyt
     assert made == [((target, "loopback", "there"), {"run_limit_s": 3.0})]
 
 
-def test_an_interrupt_is_the_parent_s_affair(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_is_the_parent_s_affair_and_a_termination_leaves_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[Any] = []
+    handlers: dict[int, Any] = {}
     monkeypatch.setattr("harness.worker.die_with_parent", lambda: said.append("dies with its parent"))
-    monkeypatch.setattr(signal, "signal", lambda *arguments: said.append(arguments))
+    monkeypatch.setattr(signal, "signal", handlers.__setitem__)
     pool._begin()
-    assert said == [(signal.SIGINT, signal.SIG_IGN), "dies with its parent"]
+    assert handlers[signal.SIGINT] is signal.SIG_IGN and said == ["dies with its parent"]
+    with pytest.raises(SystemExit):
+        handlers[signal.SIGTERM](signal.SIGTERM, None)
+
+
+def test_a_process_that_leaves_ends_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[str] = []
+    search = SimpleNamespace(worker=SimpleNamespace(close=lambda: ended.append("closed")))
+    monkeypatch.setattr(pool, "_search", (None, search))
+    pool._leave()
+    pool._leave()
+    assert ended == ["closed"] and pool._search is None
+
+
+def test_a_process_that_is_killed_is_one_line() -> None:
+    with pytest.raises(CannotJudge, match="was ended from outside; is there enough memory"):
+        list(pool.spread(dies, [(0, (0,))], 1))
+
+
+def test_a_journal_that_fills_the_disk_costs_nothing_that_was_found(
+    here: list[Portion], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(self: Journal, portion: Portion, found: Any) -> None:
+        raise BadJournal("cannot use journal: No space left on device")
+
+    monkeypatch.setattr(Journal, "add", full)
+    assert len(explored(deep(tmp_path / "journal"))) == 4
+    assert capsys.readouterr().err == (
+        "rolloutcheck: cannot use journal: No space left on device; going on without a journal\n"
+    )
+
+
+@pytest.mark.parametrize(("count", "found"), [(-1, []), (PART + 1, []), (1, [[1]]), (1, 7)])
+def test_a_portion_that_cannot_be_is_refused(count: int, found: Any, tmp_path: Path) -> None:
+    options = deep(tmp_path / "journal")
+    Journal(options, "inproc", (PLAIN,)).add(Portion("drawn", 0, PART), (count, found))
+    with pytest.raises(BadJournal, match="is no journal of rolloutcheck"):
+        Journal(options, "inproc", (PLAIN,))
+
+
+def test_portions_that_are_not_of_the_plan_do_not_count(here: list[Portion], tmp_path: Path) -> None:
+    options = deep(tmp_path / "journal")
+    Journal(options, "inproc", (PLAIN,)).add(Portion("drawn", 99, PART), (5, []))
+    assert len(explored(options)) == 4
+
+
+def test_a_journal_is_of_one_state_of_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "client.py").write_text("one = 1\n")
+    target = TargetSpec("function", root=str(tmp_path / "code"), function="client:f")
+    options = Options(target, profile="deep", journal=str(tmp_path / "journal"))
+    Journal(options, "inproc", (PLAIN,))
+    Journal(options, "inproc", (PLAIN,))
+    (tmp_path / "code" / "client.py").write_text("one = 2\n")
+    with pytest.raises(BadJournal, match="is the journal of other work"):
+        Journal(options, "inproc", (PLAIN,))
+    monkeypatch.setattr(pool, "MAX_FILES", 0)
+    with pytest.raises(BadJournal, match="holds more than 0 Python files; --path may name a smaller folder"):
+        Journal(options, "inproc", (PLAIN,))
+
+
+def test_nothing_run_is_not_valid(here: list[Portion]) -> None:
+    report = check(Options(REFERENCE, rules=("BUDGET",), modes=(PLAIN,), scope=1, limit_s=0.0))
+    assert {(r.verdict, r.reason) for r in report.results} == {(UNKNOWN, "the time was over before a schedule was run")}

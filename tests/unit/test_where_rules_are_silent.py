@@ -162,3 +162,35 @@ def test_what_comes_after_a_call_s_end_or_for_another_call_is_none_of_its_turn()
     first, second = Trace(life.history).turns
     assert [e.ids for e in first.exchanges] == [(5,)]
     assert [e.ids for e in second.exchanges] == [(7,)]
+
+
+def test_MODE_EQ_says_nothing_where_the_engine_loses_ids() -> None:
+    def one(mode: str, *response: int) -> Life:
+        life = Life(mode=mode, budget=2, attempts=attempts("lost-ids"))
+        return life.call(Ask(2, response, "length"), after=view(response, TRUNCATED))
+
+    assert judge("MODE-EQ", one(STREAM, 5), one(PLAIN, 5, 6)) is None
+
+
+def test_ALIGN_leaves_logprobs_from_a_buffer_to_a_client_that_never_asks_for_any() -> None:
+    """Arrays that were never asked for are not judged; one that the client writes is its own."""
+    known = view((5,))
+
+    def one(*asks: Ask, **after: object) -> Life:
+        return Life(budget=3, start=known, preload=1).call(*asks, after=view((5, 6, 7), TRUNCATED, **after))
+
+    never, once = Ask(2, (6, 7), "length", asks_logprobs=False), Ask(2, (6, 7), "length")
+    assert judge("ALIGN", one(never, logprobs=known.logprobs)) is HOLDS
+    assert problem("ALIGN", one(never, logprobs=(-1.0, -2.0))) == "response_length 3, logprobs 2"
+    assert problem("ALIGN", one(once, logprobs=known.logprobs)) == "response_length 3, logprobs 1"
+    earlier = Life(budget=3).call(Ask(3, (5,), "abort"), after=known)
+    later = earlier.call(never, after=view((5, 6, 7), TRUNCATED, logprobs=known.logprobs))
+    assert problem("ALIGN", later) == "response_length 3, logprobs 1"
+
+
+def test_STATUS_knows_an_abort_on_the_stop_token_that_the_client_has_dropped() -> None:
+    def one(*got: int) -> Life:
+        return Life(budget=3).call(Ask(3, got, "abort"), after=view(got[:-1], "completed"))
+
+    assert judge("STATUS", one(5, EOS)) is HOLDS
+    assert problem("STATUS", one(5, 6)) == "finish_reason abort, status completed"
