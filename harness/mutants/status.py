@@ -79,7 +79,7 @@ class SkipsEventsWithoutTokens(PendingWithoutEnd):
     shows=Schedule(budget=1, attempts=(Attempt("abort"),)),
 )
 class CompletesAborted(Reference):
-    """Lets an aborted answer go on as a finished one."""
+    """Marks an aborted answer as completed."""
 
     def settle(self, args: Any, sample: Sample, ask: Ask, *answer: Any) -> None:
         keep(args, sample, ask, *answer)
@@ -118,7 +118,7 @@ class AbortsShortAnswers(Reference):
 
 @mutant("STATUS", "sgl-project/sglang#33814", also="MODE-EQ RESUME-EQ", shows=Schedule(budget=6, context=8))
 class AbortsShortLength(Reference):
-    """The same for `length` only; the engine has given two tokens fewer than asked."""
+    """Concludes it from `length` alone, where two tokens fewer than asked have come."""
 
     def settle(self, args: Any, sample: Sample, ask: Ask, *answer: Any) -> None:
         keep(args, sample, ask, *answer)

@@ -78,10 +78,12 @@ def markdown(measured: Sequence[Measured], command: str, profile: str, versions:
         f"after public reports. {summary(measured)}, in {len(measured[0].schedules)} seeds of the profile `{profile}`.",
         "Counted are drawn schedules until the mutant's own rule has found it in each of its modes; the regression",
         "corpus, which a check runs first and which holds a schedule for most of these faults, is left out.",
+        "Letters as in [spec/README.md](../spec/README.md#terms); (faulty engine): seen only where the engine breaks",
+        "its own contract.",
         "",
         f"Made by `{command}` ({versions}).",
         "",
-        "| mutant | fault | rule | modes | found | median | worst | reports |",
+        "| mutant | fault | rule | modes | found | median schedules | worst | reports |",
         "| --- | --- | --- | --- | --- | ---: | ---: | --- |",
     ]
     for m in measured:

@@ -82,6 +82,7 @@ def test_what_is_found_shrinks_to_the_smallest_schedule_that_shows_it(mutant: Mu
     target = TargetSpec("mutant", function=mutant.id)
     for seed in (0, 1):
         found = detect(mutant, drawn(seed, 75 if mutant.faulty_engine else 300, faulty=mutant.faulty_engine))
+        assert mode in found, f"seed {seed}: {mutant.rule} finds nothing in {mode}"
         with closing(Inline(target)) as worker:
             modes = tuple(dict.fromkeys((*worker.ready.modes, mode)))
             search = Search(worker, modes, Options(target, rules=(mutant.rule,)), "inproc")
