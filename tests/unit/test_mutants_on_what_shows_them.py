@@ -75,3 +75,7 @@ def test_a_measure_tells_how_many_seeds_are_done_in_whatever_order(monkeypatch: 
     monkeypatch.setattr(measure, "of_seed", lambda ids, seed, profile: dict.fromkeys(ids, seed + 1))
     (found,) = measure.measure(["drops-stop"], 3, jobs=5, tell=lambda done, total: told.append((done, total)))
     assert (found.schedules, told) == ((1, 2, 3), [(1, 3), (2, 3), (3, 3)])
+
+
+def test_what_no_schedule_shows_is_not_found() -> None:
+    assert detect(load()["forgets-subtraction"], [Schedule(), Schedule(budget=2)]) == {}
