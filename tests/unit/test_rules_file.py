@@ -104,3 +104,8 @@ def test_the_rules_are_all_that_is_made_at_first_use() -> None:
     assert spec.RULES is spec.RULES
     with pytest.raises(AttributeError, match="'spec' has no attribute 'RULE'"):
         spec.RULE  # noqa: B018 - the attribute is what is asked for
+
+
+def test_the_rules_are_those_of_the_file() -> None:
+    spec._rules.cache_clear()
+    assert spec._rules() == spec.load(spec._FILE.read_text(encoding="utf-8"))
