@@ -240,8 +240,9 @@ def mutants(
     if json_file is not None:
         _write(lambda: jsonfile.write(json_file, table.data(measured)), json_file)
     if docs is not None:
-        given = [*(mutant or []), *(() if seeds == 20 else ("--seeds", str(seeds))), "--profile", profile.value]
-        command = shlex.join(["rolloutcheck", "mutants", *(given if profile is not Profile.ci else given[:-2])])
+        given = [*(mutant or []), *(() if seeds == 20 else ("--seeds", str(seeds)))]
+        given += [] if profile is Profile.ci else ["--profile", profile.value]
+        command = shlex.join(["rolloutcheck", "mutants", *given])
         text = table.markdown(measured, f"{command} --docs {docs}", profile.value, _versions())
         _write(lambda: _store(docs, text), docs)
     raise typer.Exit(CONFORMS if all(m.detected for m in measured) else VIOLATES)

@@ -163,7 +163,7 @@ class Search:
             if isinstance(run, CannotJudge):
                 yield mode, run
                 continue
-            unbroken = self.history(schedule.uninterrupted(), mode) if baseline and schedule.attempts else None
+            unbroken = self.history(schedule.uninterrupted(), mode) if baseline else None
             yield mode, Case(mode, good, unbroken if isinstance(unbroken, History) else None)
 
     # judging
@@ -213,7 +213,7 @@ class Search:
         if self.cannot & set(schedule.kinds) or schedule.faulty_engine != faulty:
             return None
         modes = tuple(dict.fromkeys((self.modes[0], mode))) if rule in COMPARES_MODES else (mode,)
-        for ran, case in self._cases(schedule, modes, baseline=rule == "RESUME-EQ"):
+        for ran, case in self._cases(schedule, modes, baseline=rule == "RESUME-EQ" and comparable(schedule)):
             if ran == mode and isinstance(case, Case):
                 judgement = self.judge(rule, case)
                 return judgement if isinstance(judgement, Finding) else None

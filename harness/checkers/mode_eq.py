@@ -7,7 +7,7 @@ sample where the transport does (spec/README.md, item 3).
 from __future__ import annotations
 
 from harness.checkers import HOLDS, Case, Finding, Judgement, halt
-from harness.checkers.resume_eq import difference, final, went_past_stop
+from harness.checkers.resume_eq import difference, final, left_to_others, went_past_stop
 from harness.checkers.trace import Trace
 from harness.history import FAILED, Raised, Returned
 from harness.schedule import TRANSPORT
@@ -17,10 +17,8 @@ def check(case: Case) -> Judgement:
     trace, other = case.trace, case.compared
     if other is None or halt(trace.history) or halt(other.history):
         return None
-    if "lost-ids" in trace.schedule.kinds:
-        return None  # as RESUME-EQ: a client without logprobs cannot know what was lost
-    if trace.schedule.samples > 1:
-        return None  # what sharing one dict does to siblings is told by NO-ALIAS and MAXIMAL
+    if left_to_others(trace.schedule):
+        return None
     name = f"mode {other.history.mode}"
     if not TRANSPORT & set(trace.schedule.kinds):
         return _every_attempt(trace, other, name)

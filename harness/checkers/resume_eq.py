@@ -32,11 +32,14 @@ def check(case: Case) -> Judgement:
 
 def comparable(schedule: Schedule) -> bool:
     """Whether the schedule can be compared with its uninterrupted run, whatever that shows."""
+    return not left_to_others(schedule) and bool(schedule.attempts) and not schedule.min_new_tokens
+
+
+def left_to_others(schedule: Schedule) -> bool:
+    """Whether no two runs of the schedule are compared, here and in MODE-EQ."""
     if "lost-ids" in schedule.kinds:
-        return False  # a client without logprobs cannot know what was lost
-    if schedule.samples > 1:
-        return False  # what sharing one dict does to siblings is told by NO-ALIAS and MAXIMAL
-    return bool(schedule.attempts) and not schedule.min_new_tokens
+        return True  # a client without logprobs cannot know what was lost
+    return schedule.samples > 1  # what sharing one dict does to siblings is told by NO-ALIAS and MAXIMAL
 
 
 def final(trace: Trace) -> Returned | Raised | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 from harness.mutants.parts import (
@@ -19,6 +20,17 @@ from reference_impl.generate_streaming import Stream
 from reference_impl.sample import Sample, Status
 
 
+class AltersResume(Reference, ABC):
+    """Sends something else where there is a response to go on from."""
+
+    @abstractmethod
+    def resumed(self, args: Any, sample: Sample, ask: Ask) -> Ask: ...
+
+    def prepare(self, args: Any, sample: Sample, params: dict[str, Any], stream: bool) -> Ask | None:
+        ask = prepare(args, sample, params, stream=stream)
+        return ask if ask is None or not sample.response_length else self.resumed(args, sample, ask)
+
+
 # Another input gives other tokens, and perhaps a longer one than fits, or one without a response.
 @mutant(
     "PREFIX",
@@ -30,13 +42,10 @@ from reference_impl.sample import Sample, Status
     also="CONTEXT MAXIMAL MODE-EQ PARAMS RESUME-EQ",
     shows=Schedule(budget=2, script=(128,), attempts=(Attempt("abort", after=1),)),
 )
-class Retokenises(Reference):
+class Retokenises(AltersResume):
     """Encodes prompt and response text again."""
 
-    def prepare(self, args: Any, sample: Sample, params: dict[str, Any], stream: bool) -> Ask | None:
-        ask = prepare(args, sample, params, stream=stream)
-        if ask is None or not sample.response_length:
-            return ask
+    def resumed(self, args: Any, sample: Sample, ask: Ask) -> Ask:
         text = f"{sample.prompt}{sample.response}"
         return altered(ask, input_ids=tokenizer(args).encode(text, add_special_tokens=False))
 
@@ -48,13 +57,10 @@ class Retokenises(Reference):
     also="CONTEXT MODE-EQ RESUME-EQ",
     shows=Schedule(budget=2, attempts=(Attempt("abort", after=1),)),
 )
-class SendsText(Reference):
+class SendsText(AltersResume):
     """Sends prompt and response as text."""
 
-    def prepare(self, args: Any, sample: Sample, params: dict[str, Any], stream: bool) -> Ask | None:
-        ask = prepare(args, sample, params, stream=stream)
-        if ask is None or not sample.response_length:
-            return ask
+    def resumed(self, args: Any, sample: Sample, ask: Ask) -> Ask:
         return altered(ask, input_ids=None, text=f"{sample.prompt}{sample.response}")
 
 
@@ -66,13 +72,10 @@ class SendsText(Reference):
     also="MAXIMAL MODE-EQ PARAMS RESUME-EQ",
     shows=Schedule(budget=2, attempts=(Attempt("abort", after=1),)),
 )
-class DropsLastKept(Reference):
+class DropsLastKept(AltersResume):
     """Resumes without the last kept token."""
 
-    def prepare(self, args: Any, sample: Sample, params: dict[str, Any], stream: bool) -> Ask | None:
-        ask = prepare(args, sample, params, stream=stream)
-        if ask is None or not sample.response_length:
-            return ask
+    def resumed(self, args: Any, sample: Sample, ask: Ask) -> Ask:
         return altered(ask, input_ids=ask.payload["input_ids"][:-1])
 
 
@@ -83,13 +86,10 @@ class DropsLastKept(Reference):
     also="MAXIMAL MODE-EQ PARAMS RESUME-EQ STATUS",
     shows=Schedule(budget=2, attempts=(Attempt("abort", after=1),)),
 )
-class SecondAnswer(Reference):
+class SecondAnswer(AltersResume):
     """Resumes from the prompt and appends the second answer to the first."""
 
-    def prepare(self, args: Any, sample: Sample, params: dict[str, Any], stream: bool) -> Ask | None:
-        ask = prepare(args, sample, params, stream=stream)
-        if ask is None or not sample.response_length:
-            return ask
+    def resumed(self, args: Any, sample: Sample, ask: Ask) -> Ask:
         return altered(ask, input_ids=list(ask.prompt_ids))
 
 
