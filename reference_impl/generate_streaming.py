@@ -20,12 +20,17 @@ from reference_impl.sample import Sample, Status
 
 
 class Stream:
-    """What one request's stream has told so far; ``meta`` is the latest event's meta_info."""
+    """What one request's stream has told so far; ``meta`` is the latest event's meta_info.
+
+    Only a terminal event has ``weight_versions``. Until it comes ``meta`` has one of our
+    own making: each token's version is that of the event which first brought it.
+    """
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.log_probs: list[float] = []
         self.meta: Mapping[str, Any] = {}
+        self._spans: list[dict[str, Any]] = []
 
     @property
     def finish(self) -> Mapping[str, Any]:
@@ -42,7 +47,10 @@ class Stream:
             self.tokens, self.log_probs = self.tokens + tokens, self.log_probs + log_probs
         else:
             raise client.MalformedReply(f"{known} tokens, then an event with {len(tokens)} makes {total}")
-        self.meta = meta
+        if len(self.tokens) > known:
+            version = meta.get("weight_version", "")
+            self._spans.append({"version": version, "start": known, "end": len(self.tokens)})
+        self.meta = {**meta, "weight_versions": meta.get("weight_versions") or self._spans} if meta else meta
 
 
 async def generate_streaming(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:

@@ -54,7 +54,7 @@ def kept(response: str = "cd", **fields: Any) -> Sample:
         response_length=len(response),
         loss_mask=[1] * len(response),
         rollout_log_probs=probs,
-        **{"status": Status.ABORTED, **fields},
+        **{"status": Status.ABORTED, "weight_spans": [("", len(response))] if response else [], **fields},
     )
 
 
@@ -235,7 +235,7 @@ class TestPlain:
         sample = loop.run(generate.generate(args, sampled(), PARAMS))
         sent = {"sampling_params": PARAMS, "return_logprob": True, "input_ids": [97, 98]}
         assert session.posted == [(URL, sent)]
-        assert sample == kept(status=Status.COMPLETED, weight_versions=["w"])
+        assert sample == kept(status=Status.COMPLETED, weight_versions=["w"], weight_spans=[("w", 2)])
 
     def test_a_reply_without_meta_info_ends_nothing(self, loop: VirtualLoop, http: Any) -> None:
         http(Answer({"text": ""}))
@@ -427,7 +427,7 @@ class TestStreaming:
         sample = loop.run(generate_streaming(args, sampled(), PARAMS))
         payload = {"sampling_params": PARAMS, "return_logprob": True, "stream": True, "input_ids": [97, 98]}
         assert sent == [(args, payload)]
-        assert sample == kept(status=Status.COMPLETED, weight_versions=["w"])
+        assert sample == kept(status=Status.COMPLETED, weight_versions=["w"], weight_spans=[("", 1), ("w", 1)])
 
     def test_nothing_is_sent_for_a_full_sample(self, loop: VirtualLoop, stream: Any) -> None:
         sent, sample = stream(), kept("cdefg")
