@@ -2,5 +2,6 @@
 
 Read it in this order: `budget` (the arithmetic), `sample` (what is kept),
 `generate` (one plain attempt), `generate_streaming` (one streamed attempt),
-`client` (HTTP, retries, server-sent events).
+`client` (HTTP, retries, server-sent events), `source` (groups of samples),
+`rollout` (the loop around it all).
 """

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
@@ -18,6 +19,8 @@ import aiohttp
 
 RETRIES = 4
 BACKOFF_S = 0.5
+CONTROL_S = 5.0
+"""The most seconds that a question about an engine may take: a machine that is gone does not even refuse."""
 
 _TOO_LONG = (  # SGLang 0.5.9 and 0.5.23, the three ways to refuse an input near or over the context limit
     "maximum context length",
@@ -26,6 +29,7 @@ _TOO_LONG = (  # SGLang 0.5.9 and 0.5.23, the three ways to refuse an input near
 )
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 class EngineError(Exception):
@@ -91,6 +95,41 @@ async def ask(args: Any, payload: Mapping[str, Any], consume: Callable[[aiohttp.
                 raise
         await asyncio.sleep(BACKOFF_S)
     raise AssertionError("unreachable: the last try returns or raises")  # pragma: no cover - mypy cannot know it
+
+
+async def get_json(url: str) -> Any:
+    """What a router or an engine says about itself. Raises aiohttp.ClientError or TimeoutError; tries once."""
+    async with session().get(url, timeout=aiohttp.ClientTimeout(total=CONTROL_S)) as response:
+        response.raise_for_status()
+        return await response.json(content_type=None)
+
+
+async def post_json(url: str, body: Mapping[str, Any]) -> None:
+    """An order whose answer is empty, e.g. /abort_request. Raises aiohttp.ClientError or TimeoutError; tries once."""
+    async with session().post(url, json=body, timeout=aiohttp.ClientTimeout(total=CONTROL_S)) as response:
+        response.raise_for_status()
+
+
+async def abort_engines(args: Any) -> bool:
+    """Asks every engine to drop everything. Whether one of them says that it still has something to do."""
+    try:
+        reply = await get_json(f"http://{args.sglang_router_ip}:{args.sglang_router_port}/workers")
+        urls = [worker["url"] for worker in reply["workers"]]
+    except Exception as error:
+        log.warning("the router names no engines: %r", error)
+        return False
+    return any(await asyncio.gather(*map(_abort_engine, urls)))
+
+
+async def _abort_engine(url: str) -> bool:
+    """One that does not answer has nothing to do: it must not take the others with it (THUDM/slime#1632, #811)."""
+    try:
+        await post_json(f"{url}/abort_request", {"abort_all": True})
+        loads = (await get_json(f"{url}/v1/loads?include=core"))["loads"]
+        return any(load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads)
+    except Exception as error:
+        log.warning("%s cannot be aborted: %r", url, error)
+        return False
 
 
 def error(code: int | None, message: str) -> EngineError:
