@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import json
 from argparse import Namespace
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -585,3 +586,105 @@ def test_the_arithmetic_at_its_corners() -> None:
     assert [budget.allowance(b, None, 3, 2) for b in (1, 2, 3)] == [0, 0, 1]
     assert [budget.remaining_minimum(m, 2, 3) for m in (0, 2, 3, 5, 6)] == [0, 0, 1, 3, 3]
     assert [budget.clip(n, 2) for n in (0, 2, 3)] == [0, 2, 2]
+
+
+def versions(*told: tuple[str, int, int]) -> list[dict[str, Any]]:
+    return [{"version": version, "start": start, "end": end} for version, start, end in told]
+
+
+class TestWeightSpans:
+    """Which weights made which tokens."""
+
+    @pytest.mark.parametrize(
+        ("limit", "meta", "spans"),
+        [
+            (5, {"weight_version": 2}, [("2", 4)]),
+            (5, {"weight_version": "2", "weight_versions": versions(("1", 0, 3), ("2", 3, 4))}, [("1", 3), ("2", 1)]),
+            (2, {"weight_version": "2", "weight_versions": versions(("1", 0, 3), ("2", 3, 4))}, [("1", 2)]),
+            (5, {"weight_version": "2", "weight_versions": versions(("1", 0, 2), ("1", 2, 3))}, [("1", 3), ("2", 1)]),
+            (5, {"weight_version": "2", "weight_versions": versions(("1", 1, 9))}, [("2", 1), ("1", 3)]),
+            (5, {"weight_version": "2", "weight_versions": []}, [("2", 4)]),
+            (5, {}, [("", 4)]),
+        ],
+    )
+    def test_of_a_reply(
+        self, loop: VirtualLoop, http: Any, limit: int, meta: dict[str, Any], spans: list[tuple[str, int]]
+    ) -> None:
+        http(Answer(told("cdef", "length", **meta)))
+        sample = loop.run(generate.generate(arguments(), sampled(), {"max_new_tokens": limit}))
+        assert sample.weight_spans == spans
+        assert sum(count for _, count in spans) == sample.response_length
+
+    @pytest.mark.parametrize("cumulative", [True, False])
+    @pytest.mark.parametrize("ends", [True, False])
+    def test_of_a_stream(self, loop: VirtualLoop, stream: Any, cumulative: bool, ends: bool) -> None:
+        """Until the terminal event tells, a token has the version of the event that first brought it."""
+        whole = ["c", "cd", "cd", "cdef"]
+        parts = whole if cumulative else ["c", "d", "", "ef"]
+        events = [
+            told(text, completion_tokens=len(sofar), weight_version=version)
+            for text, sofar, version in zip(parts, whole, "1122", strict=True)
+        ]
+        if ends:
+            events[-1]["meta_info"] |= {
+                "weight_versions": versions(("1", 0, 3), ("2", 3, 4)),
+                "finish_reason": {"type": "stop"},
+            }
+        stream(*events)
+        sample = loop.run(generate_streaming(arguments(), sampled(), {"max_new_tokens": 9}))
+        assert sample.weight_spans == ([("1", 3), ("2", 1)] if ends else [("1", 2), ("2", 2)])
+
+    def test_of_a_resumed_sample(self) -> None:
+        sample = sampled(tokens=[97, 98, 99], response_length=1, rollout_log_probs=[-1.0], status=Status.ABORTED)
+        for version in "112":
+            sample.append_response_tokens(tokens=[5], log_probs=[-1.0], meta_info={"weight_version": version})
+        sample.append_response_tokens(tokens=[6, 6], trainable=False)
+        sample.append_response_tokens(meta_info={"weight_version": "3"})
+        assert sample.weight_spans == [("", 1), ("1", 2), ("2", 1), ("", 2)]
+        assert Sample.from_dict(json.loads(json.dumps(sample.to_dict()))) == sample
+
+    def test_a_restart_leaves_the_prompt_only(self) -> None:
+        sample = kept("cd", reward=1.0, weight_versions=["1"], index=3, label="l")
+        sample.restart()
+        assert sample == sampled(index=3, label="l")
+
+
+class TestControl:
+    """What is said to a router or an engine, apart from /generate."""
+
+    @pytest.mark.parametrize("status", [200, 500])
+    def test_one_question_and_one_order(self, loop: VirtualLoop, monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+        calls: list[tuple[Any, ...]] = []
+
+        class Response:
+            async def json(self, *, content_type: str | None) -> Any:
+                assert content_type is None
+                return {"a": 1}
+
+            def raise_for_status(self) -> None:
+                if status != 200:
+                    raise aiohttp.ClientError(status)
+
+        class Control:
+            @asynccontextmanager
+            async def _call(self, *call: Any, **how: Any) -> AsyncIterator[Any]:
+                assert how.pop("timeout").total == client.CONTROL_S
+                calls.append((*call, how))
+                yield Response()
+
+            def get(self, url: str, **how: Any) -> Any:
+                return self._call("get", url, **how)
+
+            def post(self, url: str, **how: Any) -> Any:
+                return self._call("post", url, **how)
+
+        monkeypatch.setattr(client, "session", Control)
+        if status == 200:
+            assert loop.run(client.get_json("u")) == {"a": 1}
+            loop.run(client.post_json("v", {"b": 2}))
+        else:
+            with pytest.raises(aiohttp.ClientError):
+                loop.run(client.get_json("u"))
+            with pytest.raises(aiohttp.ClientError):
+                loop.run(client.post_json("v", {"b": 2}))
+        assert calls == [("get", "u", {}), ("post", "v", {"json": {"b": 2}})]
