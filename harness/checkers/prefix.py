@@ -56,12 +56,13 @@ def _kept(trace: Trace, turn: Turn, after: SampleView) -> str | None:
         return None
     close = kept == entry  # the right tokens, and only their logprobs are not
     # What a request may have gone on from: the sample at the start, or what came earlier in this call.
-    known = [(entry, turn.entry.logprobs or ())]
+    # Each once: sixty tries that bring nothing must not double it sixty times.
+    known = {(entry, turn.entry.logprobs or ()): None}
     for exchange in turn.exchanges:
         base = _base(trace, exchange)
-        before = [probs[: len(base)] for ids, probs in known if ids[: len(base)] == base] or [()]
+        before = dict.fromkeys(probs[: len(base)] for ids, probs in known if ids[: len(base)] == base) or {(): None}
         grown = base + exchange.ids
-        known += [(grown, probs + exchange.logprobs) for probs in before]
+        known |= dict.fromkeys((grown, probs + exchange.logprobs) for probs in before)
         if grown[: len(kept)] != kept or len(kept) < len(base):
             continue
         if after.logprobs is None or len(after.logprobs) != len(kept):
