@@ -6,15 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.checkers import Case, Finding, checker, halt
+from harness.checkers import Case, Finding, Judgement, RolloutCase, checker, halt, rollout_checker
 from harness.checkers.trace import Trace
 from harness.engines import front
 from harness.history import INCREMENTAL, MODES, PLAIN, STREAM, History, Raised
 from harness.isolation import Worker
+from harness.options import ROLLOUT_ENGINE
 from harness.replay import Failure
 from harness.reporters import failure
+from harness.rollouts import Broke, RolloutHistory
 from harness.targets import CannotJudge
 from harness.targets.spec import TargetSpec
+from harness.work import ROLLOUT, Run, level
 
 STILL_FAILS, FIXED, CANNOT_RUN = "still-fails", "fixed", "cannot-run"
 
@@ -41,13 +44,20 @@ def run(
 ) -> list[Answer]:
     """An answer a file, in order. Raises CannotJudge when the target does not load."""
     answers: dict[int, Answer] = {}
-    fronts = [engine or stored.engine for _, stored in files]
-    for name in dict.fromkeys(fronts):
-        with Worker(spec, name, tokenizer, run_limit_s=limit_s) as worker:
+    places = [_place(engine, stored) for _, stored in files]
+    for place in dict.fromkeys(places):
+        on, name = place
+        with Worker(spec, name, tokenizer, run_limit_s=limit_s, level=on) as worker:
             for index, (file, stored) in enumerate(files):
-                if fronts[index] == name:
+                if places[index] == place:
                     answers[index] = _one(worker, name, file, stored, mode or stored.mode)
     return [answers[i] for i in range(len(files))]
+
+
+def _place(engine: str | None, stored: Failure) -> tuple[str, str]:
+    """The level and the engine to run on: whole rollouts have one engine."""
+    on = level(stored.schedule)
+    return on, ROLLOUT_ENGINE if on == ROLLOUT else engine or stored.engine
 
 
 def _one(worker: Worker, engine: str, file: Path, stored: Failure, mode: str) -> Answer:
@@ -63,21 +73,20 @@ def _one(worker: Worker, engine: str, file: Path, stored: Failure, mode: str) ->
     if mode not in modes:
         return cannot(worker.ready.absent.get(PLAIN if mode == PLAIN else STREAM, f"{target} has no {mode} mode"))
     try:
-        histories = {m: worker.run(stored.schedule, m) for m in dict.fromkeys((modes[0], mode))}
-        baseline = worker.run(stored.schedule.uninterrupted(), mode)
+        run = worker.run(stored.schedule, mode)
+        finding = _judge(worker, stored, modes[0], run)
     except CannotJudge as error:
         return cannot(str(error))
-    finding = checker(stored.rule)(Case(mode, histories, baseline))
     if isinstance(finding, Finding):
-        return Answer(
-            file, target, STILL_FAILS, finding.message, _screen(stored, target, mode, engine, finding, histories)
+        lines = failure.lines(
+            stored.rule, target, mode, engine, finding, run, faulty_engine=stored.schedule.faulty_engine
         )
-    stopped = halt(histories[mode])
+        return Answer(file, target, STILL_FAILS, finding.message, tuple(lines))
+    stopped = halt(run)
     if stopped is not None:
         return cannot(f"call {stopped.attempt + 1}: {stopped.kind}: {stopped.message}")
     if finding is None:  # as where the right client sends no request, and CONTEXT has none to judge
-        turns = Trace(histories[mode]).turns
-        raised = next((t.outcome for t in turns if isinstance(t.outcome, Raised) and t.live), None)
+        raised = _raised(run)
         if raised is not None:
             return cannot(f"{stored.rule} has nothing to judge: the target raises {raised.error}: {raised.message}")
         reason = f"{stored.rule} is not broken, and is no longer put to the test"
@@ -85,8 +94,20 @@ def _one(worker: Worker, engine: str, file: Path, stored: Failure, mode: str) ->
     return Answer(file, target, FIXED, "", (f"{stored.rule} holds   {target}   {mode}   {engine}",))
 
 
-def _screen(
-    stored: Failure, target: str, mode: str, engine: str, finding: Finding, histories: dict[str, History]
-) -> tuple[str, ...]:
-    faulty = stored.schedule.faulty_engine
-    return tuple(failure.lines(stored.rule, target, mode, engine, finding, histories[mode], faulty_engine=faulty))
+def _judge(worker: Worker, stored: Failure, first: str, run: Run) -> Judgement:
+    """What the stored rule says of the run, with the runs that it is to be compared with. Raises CannotJudge."""
+    if isinstance(run, RolloutHistory):
+        return rollout_checker(stored.rule)(RolloutCase(run.mode, run))
+    others = {m: worker.run(stored.schedule, m) for m in (first,) if m != run.mode}
+    histories = {m: other for m, other in others.items() if isinstance(other, History)} | {run.mode: run}
+    baseline = worker.run(stored.schedule.uninterrupted(), run.mode)
+    assert isinstance(baseline, History)
+    return checker(stored.rule)(Case(run.mode, histories, baseline))
+
+
+def _raised(run: Run) -> Raised | Broke | None:
+    """What the client raised although there was something to do."""
+    if isinstance(run, RolloutHistory):
+        return next((event for event in run.events if isinstance(event, Broke)), None)
+    outcomes = ((turn.outcome, turn.live) for turn in Trace(run).turns)
+    return next((outcome for outcome, live in outcomes if isinstance(outcome, Raised) and live), None)

@@ -19,15 +19,15 @@ from itertools import chain
 
 import spec
 from harness import corpus
-from harness.checkers import RULE_IDS, Finding
-from harness.history import INCREMENTAL, PLAIN, STREAM, TERMINAL, Halted, History, Raised, Requested
+from harness.checkers import Finding
+from harness.history import INCREMENTAL, PLAIN, STREAM, TERMINAL, Halted, Raised, Requested
 from harness.isolation import Ready, Worker
-from harness.options import PROFILES, QUICK_BUDGET, Options, faulty_count
-from harness.schedule import Schedule
-from harness.search import Key, Search
+from harness.options import PROFILES, QUICK_BUDGET, ROLLOUT_ENGINE, SCENARIOS, Options, faulty_count
+from harness.search import Key, Search, rules
 from harness.shrink import shrink
 from harness.targets import CannotJudge
 from harness.verdict import INVALID, UNKNOWN, VALID, Counterexample, Result
+from harness.work import ROLLOUT, SAMPLE, Work, level
 
 CONFIRMATIONS = 2
 """Times a counterexample must fail again in a fresh process: a client may fail every other time."""
@@ -73,49 +73,64 @@ def check(options: Options, tell: Callable[[Progress], None] = lambda progress: 
     begin, ready, complete = time.monotonic(), Ready("", (), {}, ()), True
     results: list[Result] = []
     covered: list[Covered] = []
-    for number, engine in enumerate(options.engines):
+    places = _places(options)
+    for number, (on, engine) in enumerate(places):
         try:
-            with closing(Worker(options.target, engine, options.tokenizer, run_limit_s=options.run_limit_s)) as worker:
+            with closing(_worker(options, on, engine)) as worker:
                 worker.launch()
                 import_module("harness.strategies")  # Hypothesis takes as long to import as most targets
                 ready = worker.wait()
-                work = _Check(worker, _modes(ready, options.modes), options, engine, tell)
+                job = _Check(worker, _modes(ready, options.modes, on), options, engine, tell)
                 try:
-                    work.run(_until(options, begin, number))
+                    job.run(_until(options, begin, number, len(places)))
                 except KeyboardInterrupt:
                     complete = False
-                results += work.results(complete)
-                covered += [work.covered] if work.covered is not None else []
+                results += job.results(complete)
+                covered += [job.covered] if job.covered is not None else []
         except CannotJudge as error:
-            if engine == options.engines[-1] and not results:
+            if number == len(places) - 1 and not results:
                 raise
-            results += _nothing(options, engine, str(error))
+            results += _nothing(options, on, engine, str(error))
         if not complete:
             break
     whole = reduce(Covered.__add__, covered) if covered else None
     return Report(ready, options, tuple(results), time.monotonic() - begin, complete, whole)
 
 
-def _until(options: Options, begin: float, number: int) -> float | None:
-    """When the ``number``-th front must come to its end: what is left of the time is shared equally."""
+def _places(options: Options) -> list[tuple[str, str]]:
+    """The levels to judge on, each with an engine; a level without any rule that was asked for is left out."""
+    places = [(SAMPLE, engine) for engine in options.engines] + [(ROLLOUT, ROLLOUT_ENGINE)]
+    return [(on, engine) for on, engine in places if on in options.levels and rules(options, on)]
+
+
+def _worker(options: Options, on: str, engine: str) -> Worker:
+    return Worker(options.target, engine, options.tokenizer, run_limit_s=options.run_limit_s, level=on)
+
+
+def _until(options: Options, begin: float, number: int, places: int) -> float | None:
+    """When the ``number``-th place must come to its end: what is left of the time is shared equally."""
     if options.limit_s is None:
         return None
     now = time.monotonic()
-    return now + max(begin + options.limit_s - now, 0) / (len(options.engines) - number)
+    return now + max(begin + options.limit_s - now, 0) / (places - number)
 
 
-def _nothing(options: Options, engine: str, reason: str) -> Iterator[Result]:
-    """An engine on which the target cannot be judged leaves every rule unknown there."""
-    for rule in options.rules or RULE_IDS:
+def _nothing(options: Options, on: str, engine: str, reason: str) -> Iterator[Result]:
+    """A place where the target cannot be judged leaves every rule unknown there."""
+    where = "whole rollouts" if on == ROLLOUT else f"engine {engine}"
+    for rule in rules(options, on):
         mode = (options.modes or spec.RULES[rule].modes)[0]
-        yield Result(rule, spec.RULES[rule].level, mode, engine, UNKNOWN, 0, f"engine {engine}: {reason}")
+        yield Result(rule, spec.RULES[rule].level, mode, engine, UNKNOWN, 0, f"{where}: {reason}", on=on)
 
 
-def _modes(ready: Ready, wanted: tuple[str, ...] | None) -> tuple[str, ...]:
-    """The modes to run. Raises CannotJudge when one that was asked for is absent."""
+def _modes(ready: Ready, wanted: tuple[str, ...] | None, on: str) -> tuple[str, ...]:
+    """The modes to run. Raises CannotJudge when one that was asked for is absent.
+
+    To a loop the two kinds of stream are one, so it is run with the usual one unless the other is asked for.
+    """
     has = (*ready.modes, *((INCREMENTAL,) if STREAM in ready.modes else ()))
     if wanted is None:
-        return has
+        return ready.modes if on == ROLLOUT else has
     for mode in wanted:
         if mode not in has:
             base = STREAM if mode == INCREMENTAL else mode
@@ -130,7 +145,7 @@ class _Check:
     def __init__(
         self, worker: Worker, modes: tuple[str, ...], options: Options, engine: str, tell: Callable[[Progress], None]
     ) -> None:
-        self.search = Search(worker, modes, options, engine)
+        self.search = Search(worker, modes, options, engine, worker.level)
         self.worker, self.options, self.engine, self.tell = worker, options, engine, tell
         self.covered: Covered | None = None
         self.found: dict[Key, Counterexample] = {}
@@ -138,15 +153,16 @@ class _Check:
 
     def run(self, until: float | None = None) -> None:
         """Searches, shrinks and confirms. ``until``: the monotonic time at which no new portion is begun."""
-        known = [
-            e.schedule for e in corpus.load() if self.options.profile != "quick" or e.schedule.budget <= QUICK_BUDGET
-        ]
+        entries = (entry.work for entry in corpus.load() if level(entry.work) == self.worker.level)
+        known = [w for w in entries if self.options.profile != "quick" or w.budget <= QUICK_BUDGET]
         self._observe("corpus", known, len(known))
         runs = self.search.histories.values()
-        if not any(isinstance(e, Requested) for h in runs if isinstance(h, History) for e in h.events):
+        if not any(isinstance(e, Requested) for run in runs if not isinstance(run, CannotJudge) for e in run.events):
             raise CannotJudge(self._silent())
         if self.options.spread:
             self._spread(until)
+        elif self.worker.level == ROLLOUT:
+            self._draw_scenarios(SCENARIOS[self.options.profile])
         else:
             self._draw("drawn", PROFILES[self.options.profile], faulty=False)
             self._draw("faulty engine", faulty_count(self.options.profile), faulty=True)
@@ -163,7 +179,8 @@ class _Check:
         for run in self.search.histories.values():
             if isinstance(run, CannotJudge) and not run.not_applicable:
                 return str(run)
-        events = [e for run in self.search.histories.values() if isinstance(run, History) for e in run.events]
+        runs = self.search.histories.values()
+        events = [e for run in runs if not isinstance(run, CannotJudge) for e in run.events]
         raised = (
             f": {e.error}: {e.message}" for e in events if isinstance(e, Raised) and e.view.status not in TERMINAL
         )
@@ -173,7 +190,7 @@ class _Check:
 
     # searching
 
-    def _observe(self, phase: str, schedules: Iterable[Schedule], total: int) -> None:
+    def _observe(self, phase: str, schedules: Iterable[Work], total: int) -> None:
         self.search.observe_all(schedules, lambda done: self.tell(Progress(self.engine, phase, done, total)))
 
     def _draw(self, phase: str, count: int, *, faulty: bool) -> None:
@@ -181,11 +198,16 @@ class _Check:
 
         self._observe(phase, drawn(count, self.options.seed, faulty=faulty), count)
 
+    def _draw_scenarios(self, count: int) -> None:
+        from harness.scenario_strategies import drawn
+
+        self._observe("whole rollouts", drawn(count, self.options.seed), count)
+
     def _spread(self, until: float | None) -> None:
         """Has the portions run elsewhere, and adds up what they found."""
         from harness import pool
 
-        plan = pool.plan(self.options)
+        plan = pool.plan(self.options, self.worker.level)
         self.covered = covered = Covered(0, plan.schedules)
         self.tell(Progress(self.engine, plan.name, 0, plan.schedules))
         with closing(pool.explore(self.options, self.engine, self.search.modes, plan, until)) as results:
@@ -208,12 +230,12 @@ class _Check:
             assert schedule is not None
             smallest = self._same_fault(key, schedule) or shrink(schedule, partial(self._is_broken, key))
             finding, run = self.search.breaks(key, smallest), self.search.history(smallest, key[1])
-            if finding is not None and isinstance(run, History):
+            if finding is not None and not isinstance(run, CannotJudge):
                 self.found[key] = Counterexample(smallest, finding, run)
             else:
                 self.flaky[key] = f"flaky: it failed once on [{schedule}] and then did not"
 
-    def _same_fault(self, key: Key, schedule: Schedule) -> Schedule | None:
+    def _same_fault(self, key: Key, schedule: Work) -> Work | None:
         """What the rule was shrunk to in another mode, if it says the same there, here, and here of ``schedule``."""
         mine = self.search.breaks(key, schedule)
         for (rule, _, faulty), known in self.found.items():
@@ -241,7 +263,7 @@ class _Check:
                     self.flaky[key] = f"flaky: [{example.schedule}] fails, and in a fresh process it does not"
                     break
 
-    def _is_broken(self, key: Key, schedule: Schedule) -> bool:
+    def _is_broken(self, key: Key, schedule: Work) -> bool:
         return self.search.breaks(key, schedule) is not None
 
     # verdicts
@@ -251,7 +273,7 @@ class _Check:
             rule, mode, faulty = key
             if self._known(key):
                 continue
-            level = spec.RULES[rule].level if not faulty else "SHOULD"
+            must = spec.RULES[rule].level if not faulty else "SHOULD"
             verdict, reason = VALID, ""
             if key in self.found:
                 verdict, reason = INVALID, self.found[key].finding.message
@@ -270,7 +292,8 @@ class _Check:
                 if faulty:
                     continue  # most rules are not touched by the few faults of an engine
                 verdict, reason = UNKNOWN, "no schedule put it to the test"
-            yield Result(rule, level, mode, self.engine, verdict, tally.judged, reason, self.found.get(key), faulty)
+            found, on = self.found.get(key), self.worker.level
+            yield Result(rule, must, mode, self.engine, verdict, tally.judged, reason, found, faulty, on)
 
 
 def _kind(finding: Finding) -> str:

@@ -36,6 +36,12 @@ class Mode(StrEnum):
     both = "both"
 
 
+class Level(StrEnum):
+    sample = "sample"
+    rollout = "rollout"
+    both = "both"
+
+
 class Profile(StrEnum):
     quick = "quick"
     ci = "ci"
@@ -84,6 +90,9 @@ def check(
     engine: Annotated[
         str, typer.Option(help="inproc, loopback, aioresponses, several with commas, or all.")
     ] = "inproc",
+    level: Annotated[
+        Level, typer.Option(help="Single samples, whole rollouts of the target's loop, or both.")
+    ] = Level.sample,
     rule: Annotated[list[str] | None, typer.Option(help="A rule id; may be repeated. Default: all.")] = None,
     profile: Annotated[Profile, typer.Option(help="How many schedules: 30, 300 or 800,000.")] = Profile.ci,
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same schedules.")] = 0,
@@ -102,13 +111,16 @@ def check(
 ) -> None:
     """Search for schedules on which the target breaks a rule."""
     from harness.check import check as run
-    from harness.options import MODE_SETS, Options
+    from harness.options import LEVEL_SETS, MODE_SETS, Options
     from harness.pool import BadJournal
     from harness.reporters import jsonfile, terminal
     from harness.verdict import exit_status
 
-    rules = _rules(rule or [])
-    engines = _engines(engine)
+    levels = LEVEL_SETS[level.value]
+    if scope is not None and level is Level.rollout:
+        raise Failed(USAGE, "a scope holds single samples; whole rollouts are drawn")
+    rules = _rules(rule or [], levels)
+    engines = _engines(engine, levels)
     _writable(json_file)
     _writable(journal)
     _has_ray(ray)
@@ -127,6 +139,7 @@ def check(
             limit_s=time_limit,
             journal=None if journal is None else str(journal),
             ray=ray,
+            levels=levels,
         )
         err, out = _consoles(json_file)
         try:
@@ -327,30 +340,31 @@ class _Stored:
             yield [*body, why]
 
 
-def _rules(wanted: list[str]) -> tuple[str, ...]:
+def _rules(wanted: list[str], levels: tuple[str, ...]) -> tuple[str, ...]:
     import spec
-    from harness.checkers import RULE_IDS
+    from harness.checkers import ROLLOUT_RULE_IDS, RULE_IDS
+    from harness.work import ROLLOUT, SAMPLE
 
+    judged = {SAMPLE: RULE_IDS, ROLLOUT: ROLLOUT_RULE_IDS}
+    known = [rule for rule in spec.RULES if any(rule in judged[level] for level in levels)]
     for name in wanted:
-        if name not in RULE_IDS:
-            later = name in spec.RULES
-            meant = (
-                f"; did you mean {name.upper()}?"
-                if name.upper() in RULE_IDS
-                else f"; the rules are {', '.join(RULE_IDS)}"
-            )
-            raise Failed(
-                USAGE,
-                f"rule {name} needs a rollout loop and is not checked yet"
-                if later
-                else f"unknown rule {name!r}{meant}",
-            )
-    return tuple(r for r in RULE_IDS if r in wanted)
+        if name not in spec.RULES:
+            meant = f"did you mean {name.upper()}?" if name.upper() in known else f"the rules are {', '.join(known)}"
+            raise Failed(USAGE, f"unknown rule {name!r}; {meant}")
+        if name not in known:
+            other = ROLLOUT if name in ROLLOUT_RULE_IDS else SAMPLE
+            what = "whole rollouts" if other == ROLLOUT else "single samples"
+            raise Failed(USAGE, f"rule {name} is judged on {what}: give --level {other}")
+    return tuple(r for r in spec.RULES if r in wanted)
 
 
-def _engines(text: str) -> tuple[str, ...]:
+def _engines(text: str, levels: tuple[str, ...] = ()) -> tuple[str, ...]:
     from harness.engines import FRONTS
+    from harness.options import ROLLOUT_ENGINE
+    from harness.work import ROLLOUT
 
+    if levels == (ROLLOUT,) and text != ROLLOUT_ENGINE:
+        raise Failed(USAGE, f"whole rollouts are run on the engine {ROLLOUT_ENGINE}")
     names = FRONTS if text == "all" else tuple(dict.fromkeys(text.split(",")))
     for name in names:
         if name.startswith(("http://", "https://")):

@@ -1,4 +1,4 @@
-"""The regression corpus: one schedule per known fault, run against every target before any search."""
+"""The regression corpus: one schedule or scenario per known fault, run against every target before any search."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from harness.schedule import Schedule, from_json
+from harness.work import Work, from_json
 
 _PLACES = (
     Path(__file__).resolve().parent.parent / "tests" / "regressions" / "corpus",  # a checkout
@@ -17,13 +17,13 @@ _PLACES = (
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A known fault: what went wrong, where it was reported, the rules it broke and a schedule that shows it."""
+    """A known fault: what went wrong, where it was reported, the rules it broke and a schedule or scenario of it."""
 
     name: str
     fault: str
     reports: tuple[str, ...]
     rules: tuple[str, ...]
-    schedule: Schedule
+    work: Work
 
 
 @lru_cache(maxsize=1)
@@ -36,7 +36,6 @@ def load() -> tuple[Entry, ...]:
 def _entry(path: Path) -> Entry:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        schedule = from_json(data["schedule"])
-        return Entry(path.stem, data["fault"], tuple(data["reports"]), tuple(data["rules"]), schedule)
+        return Entry(path.stem, data["fault"], tuple(data["reports"]), tuple(data["rules"]), from_json(data))
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"damaged corpus file {path.name}: {error}") from error

@@ -78,6 +78,7 @@ class Delivered:
 
     ``ids`` and ``logprobs`` are what this event adds to the request's response;
     ``finish`` is the finish_reason type, or None while the stream goes on.
+    ``versions`` are the weights that chose each id; empty where there is one for all.
     """
 
     attempt: int
@@ -88,6 +89,7 @@ class Delivered:
     finish: str | None = None
     status_code: int | None = None
     faulty: bool = False
+    versions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,29 +176,23 @@ class History:
     events: tuple[Event, ...]
 
 
-_EVENTS: dict[str, Any] = {
+EVENTS: dict[str, Any] = {
     c.__name__: c for c in (Called, Requested, Delivered, Faulted, Flagged, Returned, Raised, Halted)
 }
-_NAMES = {name: tuple(f.name for f in fields(c)) for name, c in _EVENTS.items()}
+"""The events of a call, by name."""
+
+_NAMES = {name: tuple(f.name for f in fields(c)) for name, c in EVENTS.items()}
 _VIEW = tuple(f.name for f in fields(SampleView))
 
 
 def to_json(history: History) -> dict[str, Any]:
     """The history as JSON data, lists for tuples."""
-
-    def value(v: Any) -> Any:
-        if isinstance(v, SampleView):
-            return [getattr(v, n) for n in _VIEW]
-        if isinstance(v, tuple) and v and isinstance(v[0], SampleView):
-            return [value(x) for x in v]
-        return v
-
     return {
         "schedule": schedule_to_json(history.schedule),
         "mode": history.mode,
         "prompt_ids": history.prompt_ids,
         "eos": history.eos,
-        "events": [[n := type(e).__name__, *(value(getattr(e, f)) for f in _NAMES[n])] for e in history.events],
+        "events": [to_values(e) for e in history.events],
     }
 
 
@@ -207,23 +203,39 @@ def from_json(data: Mapping[str, Any]) -> History:
         data["mode"],
         tuple(data["prompt_ids"]),
         data["eos"],
-        tuple(_event(*e) for e in data["events"]),
+        tuple(from_values(*e) for e in data["events"]),
     )
 
 
-def _event(name: str, *values: Any) -> Event:
+def to_values(event: Any) -> list[Any]:
+    """An event as its name and the values of its fields."""
+    name = type(event).__name__
+    return [name, *(_values(getattr(event, f)) for f in _NAMES[name])]
+
+
+def _values(value: Any) -> Any:
+    if isinstance(value, SampleView):
+        return [getattr(value, n) for n in _VIEW]
+    if isinstance(value, tuple) and value and isinstance(value[0], SampleView):
+        return [_values(v) for v in value]
+    return value
+
+
+def from_values(name: str, *values: Any) -> Event:
+    """The inverse of `to_values`."""
     given = dict(zip(_NAMES[name], values, strict=True))
     for key, raw in given.items():
         if key == "view":
-            given[key] = _view(raw)
+            given[key] = view_from_values(raw)
         elif key == "others":
-            given[key] = tuple(_view(v) for v in raw)
+            given[key] = tuple(view_from_values(v) for v in raw)
         elif isinstance(raw, list):
             given[key] = tuple(raw)
-    event: Event = _EVENTS[name](**given)
+    event: Event = EVENTS[name](**given)
     return event
 
 
-def _view(values: Any) -> SampleView:
+def view_from_values(values: Any) -> SampleView:
+    """A sample's view from the values of its fields."""
     given: Any = [tuple(v) if isinstance(v, list) else v for v in values]
     return SampleView(*given)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from harness.history import History
+from typing import Any
+
 from harness.isolation import Ready
 from harness.runner import Runner
-from harness.schedule import Schedule
-from harness.targets.spec import TargetSpec, load
+from harness.stage import Stage
+from harness.targets.spec import TargetSpec, load, load_loop
+from harness.work import ROLLOUT, SAMPLE, Run, Work
 
 TRUSTED = ("reference", "mutant")
 
@@ -14,19 +16,27 @@ TRUSTED = ("reference", "mutant")
 class Inline:
     """As `harness.isolation.Worker`, without the process and the JSON between."""
 
-    def __init__(self, spec: TargetSpec, front: str = "inproc", tokenizer: str | None = None) -> None:
+    def __init__(
+        self, spec: TargetSpec, front: str = "inproc", tokenizer: str | None = None, *, level: str = SAMPLE
+    ) -> None:
         from harness import tokenizer as tokenizers
 
-        target = load(spec, lambda target: None)
-        self._runner = Runner(target, front, tokenizers.load(tokenizer))
+        vocabulary = tokenizers.load(tokenizer)
+        self._runner: Any = (
+            Stage(load_loop(spec), vocabulary)
+            if level == ROLLOUT
+            else Runner(load(spec, lambda target: None), front, vocabulary)
+        )
+        target = self._runner.target
         absent = {mode: str(error) for mode, error in target.absent.items()}
         self.ready = Ready(target.name, target.modes, absent, ())
 
-    def ahead(self, wanted: Schedule, mode: str) -> None:
+    def ahead(self, wanted: Work, mode: str) -> None:
         """Nothing to do: there is nobody who could begin."""
 
-    def run(self, wanted: Schedule, mode: str) -> History:
-        return self._runner.run(wanted, mode)
+    def run(self, wanted: Work, mode: str) -> Run:
+        history: Run = self._runner.run(wanted, mode)
+        return history
 
     def close(self) -> None:
         self._runner.close()

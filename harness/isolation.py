@@ -20,11 +20,13 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from harness import history, schedule
+from harness import work
 from harness.history import Halted, History
-from harness.schedule import Schedule
+from harness.rollouts import RolloutHistory
+from harness.scenario import Scenario
 from harness.targets import CannotJudge
 from harness.targets.spec import TargetSpec
+from harness.work import SAMPLE, Run, Work
 
 LOAD_LIMIT_S = 60.0
 RUN_LIMIT_S = 20.0
@@ -59,12 +61,14 @@ class Worker:
         tokenizer: str | None = None,
         *,
         run_limit_s: float = RUN_LIMIT_S,
+        level: str = SAMPLE,
     ) -> None:
         self.spec, self.front, self.tokenizer, self.run_limit_s = spec, front, tokenizer, run_limit_s
+        self.level = level
         self._process: subprocess.Popen[bytes] | None = None
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._sent: deque[tuple[Schedule, str]] = deque()
-        self._early: dict[tuple[Schedule, str], History | CannotJudge] = {}
+        self._sent: deque[tuple[Work, str]] = deque()
+        self._early: dict[tuple[Work, str], Run | CannotJudge] = {}
         self._said: deque[str] = deque(maxlen=20)
         self._draining: threading.Thread | None = None
         self._restarts = 0
@@ -102,7 +106,8 @@ class Worker:
         self._draining = threading.Thread(target=self._drain, args=(process, self._said), daemon=True)
         self._draining.start()
         threading.Thread(target=self._read, args=(process, self._lines), daemon=True).start()
-        self._send({"target": self.spec.to_json(), "front": self.front, "tokenizer": self.tokenizer})
+        target = self.spec.to_json()
+        self._send({"target": target, "front": self.front, "tokenizer": self.tokenizer, "level": self.level})
 
     def wait(self) -> Ready:
         """What a launched worker says of its target. Raises CannotJudge or HarnessFault."""
@@ -120,13 +125,13 @@ class Worker:
         self.ready = Ready(given["name"], tuple(given["modes"]), given["absent"], tuple(given["stubbed"]))
         return self.ready
 
-    def ahead(self, wanted: Schedule, mode: str) -> None:
+    def ahead(self, wanted: Work, mode: str) -> None:
         """Sends a run whose result `run` will want later, so that target and checkers work side by side."""
         if self._process is not None and len(self._sent) < MAX_AHEAD and (wanted, mode) not in self._sent:
             self._sent.append((wanted, mode))
-            self._send({"schedule": schedule.to_json(wanted), "mode": mode})
+            self._send({**work.to_json(wanted), "mode": mode})
 
-    def run(self, wanted: Schedule, mode: str) -> History:
+    def run(self, wanted: Work, mode: str) -> Run:
         """The history of a run. Raises CannotJudge or HarnessFault."""
         key = (wanted, mode)
         while key in self._sent:  # answers come in the order of the requests
@@ -155,22 +160,25 @@ class Worker:
                 self._early[first] = self.run(*first)
         if self._process is None:
             return self.run(wanted, mode)
-        self._send({"schedule": schedule.to_json(wanted), "mode": mode})
+        self._send({**work.to_json(wanted), "mode": mode})
         return self._answer(wanted, mode)
 
-    def _answer(self, wanted: Schedule, mode: str) -> History:
+    def _answer(self, wanted: Work, mode: str) -> Run:
         """The next answer, which is that of this run. A hang or an exit takes the runs behind it along."""
         answer = self._receive(self.run_limit_s)
         if isinstance(answer, str):
             message = f"no end within {self.run_limit_s:.0f} s" if answer == "hang" else "the target left its process"
             self.close()
-            return History(wanted, mode, (), -1, (Halted(0, 0, answer, message + self._last_words()),))
-        self._raise_unless(answer, "history")
-        return history.from_json(answer["history"])
+            events = (Halted(0, 0, answer, message + self._last_words()),)
+            if isinstance(wanted, Scenario):
+                return RolloutHistory(wanted, mode, -1, {}, events)
+            return History(wanted, mode, (), -1, events)
+        self._raise_unless(answer, "rollouts" if isinstance(wanted, Scenario) else "history")
+        return work.run_from_json(answer)
 
     def twin(self) -> Worker:
         """Another worker for the same target, not started."""
-        return Worker(self.spec, self.front, self.tokenizer, run_limit_s=self.run_limit_s)
+        return Worker(self.spec, self.front, self.tokenizer, run_limit_s=self.run_limit_s, level=self.level)
 
     def close(self) -> None:
         """Ends the process and everything it started."""

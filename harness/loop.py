@@ -44,11 +44,16 @@ class _VirtualSelector(selectors.BaseSelector):
         self.now = 0.0
         self.steps = 0
         self.threads = False
+        self.watcher: Callable[[float | None], None] | None = None
 
     def select(self, timeout: float | None = None) -> list[Any]:
         self.steps += 1
         if self.steps > MAX_STEPS or self.now > MAX_VIRTUAL_S:
             raise Exceeded(f"no end after {self.steps} steps and {self.now:.0f} virtual seconds")
+        if self.watcher is not None and timeout != 0:
+            tell, self.watcher = self.watcher, None
+            tell(timeout)
+            return []
         if self.sockets or self.threads:
             ready = self._real.select(0)
             if not ready and timeout is None:
@@ -104,9 +109,29 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             return self.run_until_complete(task)
         finally:
             ended()
-            self._sweep()
+            self.sweep()
 
-    def _sweep(self) -> None:
+    def resume(self, part: Coroutine[Any, Any, Any]) -> Any:
+        """Runs a part of a run: the clock goes on, and what it leaves behind stays until `sweep`."""
+        self._virtual.steps = 0
+        return self.run_until_complete(self.create_task(part))
+
+    def idle(self) -> asyncio.Future[float | None]:
+        """Done as soon as nothing is ready any more: the seconds to the next timer, None without one.
+
+        Time stands still until then, and until `jump`.
+        """
+        done: asyncio.Future[float | None] = self.create_future()
+        self._virtual.watcher = done.set_result
+        return done
+
+    def jump(self, seconds: float) -> None:
+        """Sets the clock forward."""
+        self._virtual.now += seconds
+
+    def sweep(self) -> None:
+        """Cancels what a run has left behind."""
+        self._virtual.watcher = None  # whoever waited for it is cancelled too
         for _ in range(3):  # a task may need more than one cancel; one that ignores three is left
             left = [t for t in asyncio.all_tasks(self) if not t.done() and not _serves(t)]
             if not left:

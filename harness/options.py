@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from harness.history import INCREMENTAL, PLAIN, STREAM
 from harness.isolation import RUN_LIMIT_S
 from harness.targets.spec import TargetSpec
+from harness.work import ROLLOUT, SAMPLE
 
 PROFILES = {"quick": 30, "ci": 300, "deep": 800_000}
 """Schedules drawn on a conforming engine; a quarter as many again on a faulty one."""
@@ -14,12 +15,22 @@ PROFILES = {"quick": 30, "ci": 300, "deep": 800_000}
 QUICK_BUDGET = 1_000
 """Corpus entries with larger budgets (an issue's own numbers) cost a second and are left to the longer profiles."""
 
+LEVEL_SETS = {"sample": (SAMPLE,), "rollout": (ROLLOUT,), "both": (SAMPLE, ROLLOUT)}
+
+SCENARIOS = {"quick": 60, "ci": 600, "deep": 200_000}
+"""Scenarios drawn for whole rollouts."""
+
+ROLLOUT_ENGINE = "inproc"
+"""The engine of whole rollouts: only there is it known which message arrives when."""
+
 MODE_SETS = {"plain": (PLAIN,), "stream": (STREAM,), "incremental": (INCREMENTAL,), "both": (PLAIN, STREAM)}
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """What to check. ``modes`` None: all that the target has. ``rules`` empty: all.
+
+    ``levels``: on single samples, on whole rollouts, or both.
 
     With ``scope`` every schedule of that size is run instead of drawn ones
     (`harness.scope`). ``jobs``, ``limit_s``, ``journal`` and ``ray`` spread the
@@ -40,6 +51,7 @@ class Options:
     limit_s: float | None = None
     journal: str | None = None
     ray: str | None = None
+    levels: tuple[str, ...] = (SAMPLE,)
 
     @property
     def spread(self) -> bool:

@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from harness import scope
-from harness.options import PROFILES, Options, faulty_count
-from harness.schedule import Schedule
+from harness.options import PROFILES, SCENARIOS, Options, faulty_count
 from harness.search import ROW, Search, to_json
 from harness.targets import CannotJudge
 from harness.version import digest, version
+from harness.work import ROLLOUT, SAMPLE, Work
 
 SCOPE_PART = 240
 LEAVE_S = 3.0
@@ -41,7 +41,7 @@ Found = tuple[int, list[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """``kind``: "drawn", "faulty engine" or "scope"; ``size``: at most so many of its schedules."""
+    """``kind``: "drawn", "faulty engine", "scope" or "rollouts"; ``size``: at most so many of its schedules."""
 
     kind: str
     number: int
@@ -57,8 +57,13 @@ class Plan:
     schedules: int
 
 
-def plan(options: Options) -> Plan:
-    """What there is to run besides the corpus."""
+def plan(options: Options, level: str = SAMPLE) -> Plan:
+    """What there is to run besides the corpus. A scope has single samples only; whole rollouts are drawn."""
+    if level == ROLLOUT:
+        from harness.strategies import PART
+
+        total = SCENARIOS[options.profile]
+        return Plan("whole rollouts", tuple(_cut("rollouts", total, PART)), total)
     if options.scope is not None:
         total = scope.count(options.scope)
         return Plan("scope", tuple(_cut("scope", total, SCOPE_PART)), total)
@@ -103,16 +108,17 @@ def explore(
 
 # in the other process
 
-_search: tuple[tuple[Options, str], Search] | None = None
-_scope: tuple[int, int, Iterator[Schedule]] = (-1, 0, iter(()))
+_search: tuple[tuple[Options, str, str], Search] | None = None
+_scope: tuple[int, int, Iterator[Work]] = (-1, 0, iter(()))
 
 
 def run(options: Options, engine: str, modes: tuple[str, ...], portion: Portion) -> Found:
     """Runs one portion. The target stays loaded for the next one."""
     global _search
-    if _search is None or _search[0] != (options, engine):
+    level = ROLLOUT if portion.kind == "rollouts" else SAMPLE
+    if _search is None or _search[0] != (options, engine, level):
         _leave()  # a front is the only one of its process
-        _search = ((options, engine), Search(_worker(options, engine), modes, options, engine))
+        _search = ((options, engine, level), Search(_worker(options, engine, level), modes, options, engine, level))
     search = _search[1]
     search.clear()
     count = search.observe_all(_schedules(options, portion))
@@ -130,24 +136,29 @@ def _leave() -> None:
 atexit.register(_leave)
 
 
-def _worker(options: Options, engine: str) -> Any:
+def _worker(options: Options, engine: str, level: str) -> Any:
     from harness.inline import TRUSTED, Inline
     from harness.isolation import Worker
 
     if options.target.kind in TRUSTED:
-        return Inline(options.target, engine, options.tokenizer)
-    return Worker(options.target, engine, options.tokenizer, run_limit_s=options.run_limit_s).__enter__()
+        return Inline(options.target, engine, options.tokenizer, level=level)
+    limit = options.run_limit_s
+    return Worker(options.target, engine, options.tokenizer, run_limit_s=limit, level=level).__enter__()
 
 
-def _schedules(options: Options, portion: Portion) -> list[Schedule]:
+def _schedules(options: Options, portion: Portion) -> Sequence[Work]:
     if portion.kind == "scope":
         return _of_scope(options.scope or 0, portion)
+    if portion.kind == "rollouts":
+        from harness import scenario_strategies
+
+        return scenario_strategies.part(options.seed, portion.number)[: portion.size]
     from harness.strategies import part
 
     return part(options.seed, portion.number, faulty=portion.kind == "faulty engine")[: portion.size]
 
 
-def _of_scope(size: int, portion: Portion) -> list[Schedule]:
+def _of_scope(size: int, portion: Portion) -> list[Work]:
     """Goes on from where the portion before ended: portions come in order, and counting is cheap but not free."""
     global _scope
     begin = portion.number * SCOPE_PART

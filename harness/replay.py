@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.checkers import RULE_IDS
+from harness.checkers import ROLLOUT_RULE_IDS, RULE_IDS
 from harness.engines import FRONTS
 from harness.history import MODES
-from harness.schedule import Schedule, ScheduleError, from_json, to_json
+from harness.schedule import ScheduleError
 from harness.verdict import Result
 from harness.version import version
+from harness.work import ROLLOUT, Work, from_json, level, to_json
 
 FORMAT = "rolloutcheck-failure-1"
 MAX_BYTES = 16 << 20
@@ -34,15 +35,16 @@ class Failure:
     rule: str
     mode: str
     engine: str
-    schedule: Schedule
+    schedule: Work
     target: str = ""
     revision: str = ""
     summary: str = ""
 
 
-def name(rule: str, mode: str, schedule: Schedule) -> str:
+def name(rule: str, mode: str, schedule: Work) -> str:
     """``BUDGET-3f9a2c.json``: the same violation has the same name."""
-    text = json.dumps([rule, mode, to_json(schedule)], sort_keys=True)
+    (data,) = to_json(schedule).values()
+    text = json.dumps([rule, mode, data], sort_keys=True)
     return f"{rule}-{hashlib.sha256(text.encode()).hexdigest()[:6]}.json"
 
 
@@ -59,7 +61,7 @@ def write(directory: Path, result: Result, target: str, revision: str, summary: 
         "target": target,
         "revision": revision,
         "summary": summary,
-        "schedule": to_json(schedule),
+        **to_json(schedule),
         "version": version(),
         "seed": seed,
     }
@@ -87,13 +89,15 @@ def read(path: Path) -> Failure:
 
 
 def _parse(data: Any) -> Failure:
-    if not isinstance(data, dict) or not isinstance(data.get("schedule"), dict):
-        raise ScheduleError("no failure file: it has no schedule")
+    if not isinstance(data, dict) or not isinstance(data.get("schedule", data.get("scenario")), dict):
+        raise ScheduleError("no failure file: it has neither a schedule nor a scenario")
     if data.get("format", FORMAT) != FORMAT:
         raise ScheduleError(f"format {str(data['format'])[:40]!r} is not known; this version reads {FORMAT}")
     rules = data.get("rules")
     rule = data.get("rule", rules[0] if isinstance(rules, list) and rules else None)
-    if not isinstance(rule, str) or rule not in RULE_IDS:
+    work = from_json(data)
+    known = ROLLOUT_RULE_IDS if level(work) == ROLLOUT else RULE_IDS
+    if not isinstance(rule, str) or rule not in known:
         raise ScheduleError(f"unknown rule {str(rule)[:40]!r}")
     mode, engine = data.get("mode", MODES[0]), data.get("engine", "inproc")
     if mode not in MODES:
@@ -103,4 +107,4 @@ def _parse(data: Any) -> Failure:
     texts = [data.get(key, "") for key in ("target", "revision", "summary")]
     if not all(isinstance(t, str) for t in texts):
         raise ScheduleError("a field has the wrong type")
-    return Failure(rule, mode, engine, from_json(data["schedule"]), *texts)
+    return Failure(rule, mode, engine, work, *texts)

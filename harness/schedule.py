@@ -171,18 +171,18 @@ def to_json(schedule: Schedule) -> dict[str, Any]:
 
 def from_json(data: Any) -> Schedule:
     """The schedule in JSON data. Raises ScheduleError; never executes anything."""
-    body = _object(data, Schedule, "schedule")
+    body = read_object(data, Schedule, "schedule")
     for name in ("prompt", "budget", "script"):
         if name not in body:
             raise ScheduleError(f"schedule lacks {name!r}")
     _text(body, "prompt")
     for name in ("budget", "preload", "split", "min_new_tokens"):
-        _integer(body, name, 0, MAX_LENGTH)
+        read_integer(body, name, 0, MAX_LENGTH)
     for name in ("context", "natural"):
-        _integer(body, name, 0, 2 * MAX_LENGTH, optional=True)
-    _integer(body, "seed", -(2**63), 2**63 - 1, optional=True)
-    _integer(body, "samples", 1, 3)
-    _integer(body, "images", 0, 2)
+        read_integer(body, name, 0, 2 * MAX_LENGTH, optional=True)
+    read_integer(body, "seed", -(2**63), 2**63 - 1, optional=True)
+    read_integer(body, "samples", 1, 3)
+    read_integer(body, "images", 0, 2)
     _integers(body, "script", 0, 10_000_000)
     _integers(body, "chunks", 1, 1 << 20)
     if not all(isinstance(s, str) and s for s in _list(body, "stop")):
@@ -201,13 +201,13 @@ def from_json(data: Any) -> Schedule:
 
 def _attempt(data: Any, index: int) -> Attempt:
     where = f"schedule.attempts[{index}]"
-    body = _object(data, Attempt, where)
+    body = read_object(data, Attempt, where)
     if not isinstance(body.get("kind"), str) or body["kind"] not in KINDS:
         raise ScheduleError(f"{where}.kind must be one of {', '.join(KINDS)}")
     for name in ("after", "at"):
-        _integer(body, name, 0, MAX_LENGTH, where=where)
-    _integer(body, "times", 1, MAX_LENGTH, where=where)
-    _integer(body, "code", 400, 599, optional=True, where=where)
+        read_integer(body, name, 0, MAX_LENGTH, where=where)
+    read_integer(body, "times", 1, MAX_LENGTH, where=where)
+    read_integer(body, "code", 400, 599, optional=True, where=where)
     if body["kind"] == "http" and body.get("code") is None:
         raise ScheduleError(f"{where}.code is needed for kind http")
     if body["kind"] == "missing" and body.get("field") not in list(FIELDS):
@@ -217,7 +217,8 @@ def _attempt(data: Any, index: int) -> Attempt:
     return Attempt(**body)
 
 
-def _object(data: Any, cls: Any, where: str) -> dict[str, Any]:
+def read_object(data: Any, cls: Any, where: str) -> dict[str, Any]:
+    """The fields of a dataclass in JSON data. Raises ScheduleError."""
     if not isinstance(data, Mapping):
         raise ScheduleError(f"{where} must be an object, not {type(data).__name__}")
     unknown = sorted(set(data) - {f.name for f in fields(cls)}, key=str)
@@ -233,9 +234,10 @@ def _text(body: dict[str, Any], name: str) -> None:
         raise ScheduleError(f"schedule.{name} holds half a character")
 
 
-def _integer(
+def read_integer(
     body: dict[str, Any], name: str, low: int, high: int, *, optional: bool = False, where: str = "schedule"
 ) -> None:
+    """Sees that a field, where it is given, is an integer between two limits. Raises ScheduleError."""
     value = body.get(name, low)
     if optional and value is None:
         return

@@ -8,15 +8,27 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import spec
-from harness import schedule as schedules
-from harness.checkers import RULE_IDS, Case, Finding, Judgement, checker, halt
+from harness import work
+from harness.checkers import (
+    ROLLOUT_RULE_IDS,
+    RULE_IDS,
+    Case,
+    Finding,
+    Judgement,
+    RolloutCase,
+    checker,
+    halt,
+    rollout_checker,
+)
 from harness.checkers.resume_eq import comparable
 from harness.history import PLAIN, History
 from harness.isolation import Ready
 from harness.options import Options
+from harness.rollouts import RolloutHistory
 from harness.schedule import Schedule
 from harness.shrink import size
 from harness.targets import CannotJudge
+from harness.work import ROLLOUT, SAMPLE, Run, Work
 
 LOOKAHEAD = 4
 MAX_HISTORIES = 20_000
@@ -34,9 +46,9 @@ class Runs(Protocol):
 
     ready: Ready
 
-    def ahead(self, wanted: Schedule, mode: str) -> None: ...
+    def ahead(self, wanted: Work, mode: str) -> None: ...
 
-    def run(self, wanted: Schedule, mode: str) -> History: ...
+    def run(self, wanted: Work, mode: str) -> Run: ...
 
     def close(self) -> None: ...
 
@@ -50,7 +62,7 @@ class Tally:
     """
 
     judged: int = 0
-    broken: Schedule | None = None
+    broken: Work | None = None
     unknown: int = 0
     reason: str = ""
 
@@ -58,7 +70,7 @@ class Tally:
         self.reason = self.reason or reason
         self.unknown += runs
 
-    def breaks(self, schedule: Schedule) -> None:
+    def breaks(self, schedule: Work) -> None:
         if self.broken is None or size(schedule) < size(self.broken):
             self.broken = schedule
 
@@ -66,25 +78,28 @@ class Tally:
 def to_json(tallies: dict[Key, Tally]) -> list[Any]:
     """The tallies that say something, as JSON data."""
     return [
-        [*key, t.judged, None if t.broken is None else schedules.to_json(t.broken), t.unknown, t.reason]
+        [*key, t.judged, None if t.broken is None else work.to_json(t.broken), t.unknown, t.reason]
         for key, t in tallies.items()
         if t != Tally()
     ]
 
 
 class Search:
-    """The runs of one target behind one front, and what they showed."""
+    """The runs of one target behind one front on one level, and what they showed."""
 
-    def __init__(self, worker: Runs, modes: tuple[str, ...], options: Options, engine: str) -> None:
+    def __init__(
+        self, worker: Runs, modes: tuple[str, ...], options: Options, engine: str, level: str = SAMPLE
+    ) -> None:
         from harness.engines import front
 
         self.worker, self.modes, self.options = worker, modes, options
         self.cannot = front(engine).cannot
-        self.rules = options.rules or RULE_IDS
-        self.checkers = {rule: checker(rule) for rule in self.rules}
+        self.rules = rules(options, level)
+        make: Callable[[str], Any] = rollout_checker if level == ROLLOUT else checker
+        self.checkers = {rule: make(rule) for rule in self.rules}
         self.tallies: dict[Key, Tally] = {}
         self.clear()
-        self.histories: dict[tuple[Schedule, str], History | CannotJudge] = {}
+        self.histories: dict[tuple[Work, str], Run | CannotJudge] = {}
 
     def clear(self) -> None:
         """Counts from nothing again."""
@@ -102,15 +117,15 @@ class Search:
             tally = self.tallies[rule, mode, faulty]
             tally.judged += judged
             if broken is not None:
-                tally.breaks(schedules.from_json(broken))
+                tally.breaks(work.from_json(broken))
             if unknown:
                 tally.cannot(reason, unknown)
 
     # running
 
-    def observe_all(self, among: Iterable[Schedule], tell: Callable[[int], None] = lambda done: None) -> int:
+    def observe_all(self, among: Iterable[Work], tell: Callable[[int], None] = lambda done: None) -> int:
         """Observes schedule after schedule, the worker a few ahead of the checkers. Returns how many."""
-        waiting: deque[Schedule] = deque()
+        waiting: deque[Work] = deque()
         done = 0
 
         def observe() -> None:
@@ -128,7 +143,7 @@ class Search:
             observe()
         return done
 
-    def _send_ahead(self, schedule: Schedule) -> None:
+    def _send_ahead(self, schedule: Work) -> None:
         if self.cannot & set(schedule.kinds):
             return
         for run in (schedule, *((schedule.uninterrupted(),) if self._baseline(schedule) else ())):
@@ -137,10 +152,10 @@ class Search:
                 if (wanted, mode) not in self.histories:
                     self.worker.ahead(wanted, mode)
 
-    def _baseline(self, schedule: Schedule) -> bool:
-        return "RESUME-EQ" in self.rules and comparable(schedule)
+    def _baseline(self, schedule: Work) -> bool:
+        return "RESUME-EQ" in self.rules and isinstance(schedule, Schedule) and comparable(schedule)
 
-    def history(self, schedule: Schedule, mode: str) -> History | CannotJudge:
+    def history(self, schedule: Work, mode: str) -> Run | CannotJudge:
         """The run of a schedule, or why there is none."""
         wanted = as_run(schedule, mode)
         key = (wanted, mode)
@@ -154,8 +169,8 @@ class Search:
         return self.histories[key]
 
     def _cases(
-        self, schedule: Schedule, modes: tuple[str, ...], *, baseline: bool
-    ) -> Iterator[tuple[str, Case | CannotJudge]]:
+        self, schedule: Work, modes: tuple[str, ...], *, baseline: bool
+    ) -> Iterator[tuple[str, Case | RolloutCase | CannotJudge]]:
         """A mode's case for each mode, or why there is none. ``baseline``: with the uninterrupted run."""
         runs = {mode: self.history(schedule, mode) for mode in modes}
         good = {mode: run for mode, run in runs.items() if isinstance(run, History)}
@@ -163,12 +178,15 @@ class Search:
             if isinstance(run, CannotJudge):
                 yield mode, run
                 continue
+            if isinstance(run, RolloutHistory):
+                yield mode, RolloutCase(mode, run)
+                continue
             unbroken = self.history(schedule.uninterrupted(), mode) if baseline else None
             yield mode, Case(mode, good, unbroken if isinstance(unbroken, History) else None)
 
     # judging
 
-    def observe(self, schedule: Schedule) -> None:
+    def observe(self, schedule: Work) -> None:
         """Runs a schedule in every mode and lets every checker judge it."""
         if self.cannot & set(schedule.kinds):
             return
@@ -189,17 +207,17 @@ class Search:
                 if isinstance(judgement, Finding):
                     self._broken(rule, mode, schedule)
 
-    def _broken(self, rule: str, mode: str, schedule: Schedule) -> None:
+    def _broken(self, rule: str, mode: str, schedule: Work) -> None:
         """Notes a schedule that breaks a rule. One that also does without the engine's faults is noted without."""
         clean = schedule.on_conforming_engine()
         if schedule.faulty_engine and self.breaks((rule, mode, False), clean) is not None:
             schedule = clean
         self.tallies[rule, mode, schedule.faulty_engine].breaks(schedule)
 
-    def judge(self, rule: str, case: Case) -> Judgement | str:
+    def judge(self, rule: str, case: Case | RolloutCase) -> Judgement | str:
         """What the rule's checker says of one case, or in words why that is unknown."""
         try:
-            judgement = self.checkers[rule](case)
+            judgement: Judgement = self.checkers[rule](case)
         except Exception as crash:
             return f"the checker of {rule} crashed: {type(crash).__name__}: {crash}"[:300]
         stopped = halt(case.history)
@@ -207,20 +225,26 @@ class Search:
             return f"call {stopped.attempt + 1}: {stopped.kind}: {stopped.message}"
         return judgement
 
-    def breaks(self, key: Key, schedule: Schedule) -> Finding | None:
+    def breaks(self, key: Key, schedule: Work) -> Finding | None:
         """The finding of a rule on a schedule, if it is broken there."""
         rule, mode, faulty = key
         if self.cannot & set(schedule.kinds) or schedule.faulty_engine != faulty:
             return None
         modes = tuple(dict.fromkeys((self.modes[0], mode))) if rule in COMPARES_MODES else (mode,)
-        for ran, case in self._cases(schedule, modes, baseline=rule == "RESUME-EQ" and comparable(schedule)):
-            if ran == mode and isinstance(case, Case):
+        for ran, case in self._cases(schedule, modes, baseline=rule == "RESUME-EQ" and self._baseline(schedule)):
+            if ran == mode and not isinstance(case, CannotJudge):
                 judgement = self.judge(rule, case)
                 return judgement if isinstance(judgement, Finding) else None
         return None
 
 
-def as_run(schedule: Schedule, mode: str) -> Schedule:
+def rules(options: Options, level: str) -> tuple[str, ...]:
+    """The rules to judge on a level: those asked for that can be judged there."""
+    every = ROLLOUT_RULE_IDS if level == ROLLOUT else RULE_IDS
+    return tuple(rule for rule in every if not options.rules or rule in options.rules)
+
+
+def as_run(schedule: Work, mode: str) -> Work:
     """The schedule without what makes no difference in the mode: a plain reply has no events, and is run once."""
     return schedule.in_one_piece() if mode == PLAIN else schedule
 

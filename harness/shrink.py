@@ -14,9 +14,13 @@ from dataclasses import fields, replace
 from itertools import combinations
 from typing import Any
 
+from harness.scenario import Scenario
 from harness.schedule import Attempt, Schedule
+from harness.shrink_rollouts import simpler as simpler_scenarios
+from harness.shrink_rollouts import size as size_of_scenario
+from harness.work import Work
 
-MAX_TRIES, MAX_S = 600, 60.0
+MAX_TRIES, MAX_S = 900, 60.0
 """Enough for every fault seen; a schedule of an issue's own numbers may cost a second a try."""
 
 _PLAIN = Schedule()
@@ -27,16 +31,18 @@ _SORTS = (0x80, 256, 273)
 """A token of each sort that is not a plain letter: a byte that is no character, two letters, one without text."""
 
 
-def shrink(schedule: Schedule, broken: Callable[[Schedule], bool]) -> Schedule:
-    """The smallest schedule found with ``broken`` true, ``schedule`` itself if there is none smaller.
+def shrink(schedule: Work, broken: Callable[[Work], bool]) -> Work:
+    """The smallest schedule, or scenario, found with ``broken`` true, ``schedule`` itself if there is none smaller.
 
     Calls ``broken`` at most `MAX_TRIES` times and for `MAX_S` seconds, never twice with the same schedule.
     """
-    current, seen, end = schedule, {schedule}, time.monotonic() + MAX_S
+    current: Work = schedule
+    seen, end = {schedule}, time.monotonic() + MAX_S
     found = True
     while found:
         found = False
-        for simpler in _simpler(current):
+        found_simpler = simpler_scenarios(current) if isinstance(current, Scenario) else _simpler(current)
+        for simpler in found_simpler:
             if simpler in seen or size(simpler) >= size(current):
                 continue
             seen.add(simpler)
@@ -48,12 +54,14 @@ def shrink(schedule: Schedule, broken: Callable[[Schedule], bool]) -> Schedule:
     return current
 
 
-def size(schedule: Schedule) -> tuple[int, ...]:
-    """What smaller means, for `min` and comparisons.
+def size(schedule: Work) -> tuple[int, ...]:
+    """What smaller means, for `min` and comparisons of two of a kind.
 
-    No mistake of the caller's, less that is unusual, fewer attempts, smaller numbers, in this order.
+    Of a schedule: no mistake of the caller's, less that is unusual, fewer attempts, smaller numbers, in this order.
     A sample from a buffer weighs more than the aborted attempt that explains how it got there.
     """
+    if isinstance(schedule, Scenario):
+        return size_of_scenario(schedule)
     unusual = sum(getattr(schedule, n) != getattr(_PLAIN, n) for n in _FIELDS) + 2 * bool(schedule.preload)
     attempts = schedule.attempts
     interrupted = sum((a.kind != "run") + (a.kind not in ("run", "abort")) + a.round_trip for a in attempts)

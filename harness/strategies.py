@@ -8,9 +8,9 @@ resume; up to four `FEATURES` come on top.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from hypothesis import HealthCheck, Phase, Verbosity, find, settings
 from hypothesis import strategies as st
@@ -130,7 +130,15 @@ _FAULTY_ATTEMPTS = st.lists(attempts(FAULTY), min_size=1, max_size=3)
 
 BATCH, BATCHES = 20, 9
 PART = BATCH * BATCHES
-_BATCHES = {faulty: st.lists(schedules(faulty=faulty), min_size=BATCH, max_size=BATCH) for faulty in (False, True)}
+T = TypeVar("T", bound=Hashable)
+
+
+def batches(values: st.SearchStrategy[T]) -> st.SearchStrategy[list[T]]:
+    """Lists of values, as `distinct` draws them."""
+    return st.lists(values, min_size=BATCH, max_size=BATCH)
+
+
+_BATCHES = {faulty: batches(schedules(faulty=faulty)) for faulty in (False, True)}
 _CONFIG = settings(
     max_examples=BATCHES,
     database=None,
@@ -143,31 +151,41 @@ _CONFIG = settings(
 
 def drawn(count: int, seed: int, *, faulty: bool = False) -> Iterator[Schedule]:
     """``count`` different schedules, the same for the same seed."""
-    seen: set[Schedule] = set()
+    return sample_parts(lambda number: part(seed, number, faulty=faulty), count)
+
+
+def sample_parts(part: Callable[[int], list[T]], count: int) -> Iterator[T]:
+    """The first ``count`` different values of parts 0, 1 and so on."""
+    seen: set[T] = set()
     number = 0
     while len(seen) < count:
-        for schedule in part(seed, number, faulty=faulty):
-            if schedule not in seen and len(seen) < count:
-                seen.add(schedule)
-                yield schedule
+        for value in part(number):
+            if value not in seen and len(seen) < count:
+                seen.add(value)
+                yield value
         number += 1
 
 
 def part(seed: int, number: int, *, faulty: bool = False) -> list[Schedule]:
-    """The ``number``-th part of what is drawn for a seed: different schedules, `PART` at most.
+    """The ``number``-th part of what is drawn for a seed: different schedules, `PART` at most."""
+    return distinct(_BATCHES[faulty], seed, number)
+
+
+def distinct(batches: st.SearchStrategy[list[T]], seed: int, number: int) -> list[T]:
+    """The different values of the ``number``-th part for a seed.
 
     They are drawn in lists, a few lists at a time: behind its tenth example
     Hypothesis mutates five for each it draws anew, which serves coverage-guided
     search and here gives near-duplicates (a sixth as many ideas, measured).
     """
-    found: list[Schedule] = []
+    found: list[T] = []
 
-    def collect(batch: list[Schedule]) -> bool:
+    def collect(batch: list[T]) -> bool:
         found.extend(batch)
         return False
 
     with suppress(NoSuchExample):
-        find(_BATCHES[faulty], collect, settings=_CONFIG, random=_random(seed, number))
+        find(batches, collect, settings=_CONFIG, random=_random(seed, number))
     return list(dict.fromkeys(found))
 
 

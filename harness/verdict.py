@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.checkers import Finding
-from harness.history import History
-from harness.schedule import Schedule
+from harness.work import SAMPLE, Run, Work
 
 VALID, INVALID, UNKNOWN = "valid", "invalid", "unknown"
 CONFORMS, VIOLATES, USAGE, FAULT, CANNOT, INTERRUPTED = 0, 1, 2, 3, 125, 130
@@ -15,16 +14,18 @@ CONFORMS, VIOLATES, USAGE, FAULT, CANNOT, INTERRUPTED = 0, 1, 2, 3, 125, 130
 
 @dataclass(frozen=True, slots=True)
 class Counterexample:
-    """The smallest schedule found that breaks a rule, and the history that shows it."""
+    """The smallest schedule or scenario found that breaks a rule, and the history that shows it."""
 
-    schedule: Schedule
+    schedule: Work
     finding: Finding
-    history: History
+    history: Run
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
     """A rule's verdict in one mode on one engine. ``schedules`` put it to the test.
+
+    ``on``: judged on single samples or on whole rollouts (`harness.work.LEVELS`).
 
     ``faulty_engine``: judged on an engine that breaks its own contract; counts as SHOULD.
     """
@@ -38,6 +39,7 @@ class Result:
     reason: str = ""
     counterexample: Counterexample | None = None
     faulty_engine: bool = False
+    on: str = SAMPLE
 
     def gates(self, strict: bool) -> bool:
         return strict or (self.level == "MUST" and not self.faulty_engine)

@@ -6,11 +6,11 @@ what was its standard input and answers on what was its standard output; both
 are taken away before the target is loaded, and whatever it prints goes to
 standard error, which the parent drains.
 
-    -> {"target": {...}, "front": "inproc", "tokenizer": null}
+    -> {"target": {...}, "front": "inproc", "tokenizer": null, "level": "sample"}
     <- {"trial": name}, before a function is called to see what it asks for
     <- {"ready": {"name", "modes", "absent", "stubbed"}} | {"cannot": message, "not_applicable": bool}
-    -> {"schedule": {...}, "mode": "plain"}
-    <- {"history": {...}} | {"cannot": ...} | {"broken": traceback of the harness itself}
+    -> {"schedule": {...}, "mode": "plain"}, or with a "scenario" on a worker for whole rollouts
+    <- {"history": {...}} or {"rollouts": {...}} | {"cannot": ...} | {"broken": traceback of the harness itself}
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from collections.abc import Callable
 from json import dumps, loads
 from typing import Any, TextIO
 
-from harness import history, schedule
+from harness import work
 from harness.history import PLAIN, Halted, Raised, Requested
 from harness.runner import Runner
 from harness.schedule import Schedule
+from harness.stage import Stage
 from harness.targets import CannotJudge, Target
-from harness.targets.spec import TargetSpec, load
+from harness.targets.spec import TargetSpec, load, load_loop
 
 
 def take_streams() -> tuple[TextIO, TextIO]:
@@ -73,22 +74,24 @@ def serve(requests: TextIO, replies: TextIO) -> None:
     for line in requests:
         request = loads(line)
         try:
-            run = runner.run(schedule.from_json(request["schedule"]), request["mode"])
-            say({"history": history.to_json(run)})
+            run = runner.run(work.from_json(request), request["mode"])
+            say(work.run_to_json(run))
         except CannotJudge as error:
             say(_cannot(error))
         except Exception:
             say({"broken": traceback.format_exc()})
 
 
-def prepare(first: dict[str, Any], trial: Callable[[str], None]) -> Runner:
-    """The runner for the target and front that the first line names. Raises CannotJudge.
+def prepare(first: dict[str, Any], trial: Callable[[str], None]) -> Any:
+    """The runner, or stage, for the target and front that the first line names. Raises CannotJudge.
 
     A function is tried on the very loop it will be judged on: it may keep a session per loop, or a global one.
     """
     from harness import tokenizer as tokenizers
 
     tokenizer, front = tokenizers.load(first["tokenizer"]), first["front"]
+    if first["level"] == work.ROLLOUT:
+        return Stage(load_loop(TargetSpec(**first["target"])), tokenizer)
     runner: Runner | None = None
 
     def asks_stream(target: Target) -> bool | None:

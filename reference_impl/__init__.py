@@ -5,3 +5,7 @@ Read it in this order: `budget` (the arithmetic), `sample` (what is kept),
 `client` (HTTP, retries, server-sent events), `source` (groups of samples),
 `rollout` (the loop around it all).
 """
+
+import logging
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())  # who uses a library says where its warnings go

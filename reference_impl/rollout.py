@@ -206,28 +206,31 @@ class Rollout:
             sample.reward = await self.reward(self.args, sample)
 
     async def _abort(self) -> None:
-        """Ends every group in flight and lowers the flag. Takes little more than `ABORT_LIMIT_S`, whatever engines do.
+        """Ends every group in flight and lowers the flag.
 
-        A request can arrive just after an abort (THUDM/slime#2056): as long as a
-        group is in flight the abort is repeated, even if the engines say they are idle.
+        Takes little more than `ABORT_LIMIT_S`, whatever engines do.
         """
         async with self._aborts:
             self.args.rollout_abort.set()
             try:
                 async with asyncio.timeout(ABORT_LIMIT_S):
-                    while await client.abort_engines(self.args) or self._flight:
-                        await self._pause()
+                    await self._drain()
             except TimeoutError:
                 log.warning("no end of the abort; %d groups are cancelled", len(self._flight))
             finally:
                 await self._cancel()
                 self.args.rollout_abort.clear()
 
-    async def _pause(self) -> None:
-        if self._flight:
-            await asyncio.wait(self._flight, timeout=ABORT_POLL_S)
-        else:
-            await asyncio.sleep(ABORT_POLL_S)
+    async def _drain(self) -> None:
+        """Until nothing is in flight.
+
+        A request can arrive just after an abort (THUDM/slime#2056), or be sent again by a
+        retry: as long as a group is in flight the abort is repeated, whatever the engines say of their load.
+        """
+        while self._flight:
+            await client.abort_engines(self.args)
+            if self._flight:
+                await asyncio.wait(self._flight, timeout=ABORT_POLL_S)
 
     async def _cancel(self) -> None:
         """Again and again: a custom generate function may swallow a cancellation."""

@@ -76,7 +76,7 @@ class DataSource:
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """The inverse of `save`. Raises ValueError, and changes nothing, when the file is damaged."""
-        read, fresh = Sample.from_dict, DataSource(self.prompts, self.group_size)
+        read, fresh = Sample.from_dict, type(self)(self.prompts, self.group_size)
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
             position, index = operator.index(data["position"]), operator.index(data["index"])

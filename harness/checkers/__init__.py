@@ -10,23 +10,30 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from harness.checkers.trace import Trace
-from harness.history import MODES, Halted, History
+from harness.history import MODES, Called, Flagged, Halted, History
+from harness.rollouts import Aborting, Began, Broke, Ended, Event, Restarted, RolloutHistory, Taken
+
+if TYPE_CHECKING:
+    from harness.checkers.whole import Life
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """A broken rule: in which call (0-based; None: the whole run), of which sample, and what is wrong.
 
-    ``message`` is short: it stands beside the attempt on one screen.
+    ``message`` is short: it stands beside the attempt on one screen. ``rollout``
+    (1-based) is where it was noticed, in a loop; 0 elsewhere.
     """
 
     attempt: int | None
     message: str
     sample: int = 0
+    rollout: int = 0
 
 
 class Held(Enum):
@@ -68,6 +75,65 @@ class Case:
         return None if self._baseline is None else _trace(self._baseline)
 
 
+class RolloutCase:
+    """One scenario's history in one mode. ``samples``: only these are looked at one by one; None: all."""
+
+    def __init__(self, mode: str, history: RolloutHistory, samples: frozenset[int] | None = None) -> None:
+        self.mode, self.history, self.samples = mode, history, samples
+
+    @cached_property
+    def lives(self) -> tuple[Life, ...]:
+        """Every sample's calls (`harness.checkers.whole`)."""
+        from harness.checkers import whole
+
+        return tuple(whole.lives(self.history, self.samples))
+
+    def finding(self, event: Event, message: str, sample: int | None) -> Finding:
+        """What is wrong as of an event, with the call that the sample was last in and the rollout."""
+        attempt, rollout = None, 0
+        for known in self.history.events:
+            if isinstance(known, Called) and known.sample == sample:
+                attempt = known.attempt
+            elif isinstance(known, Began):
+                rollout = known.rollout
+            if known is event:
+                break
+        return Finding(attempt, message, -1 if sample is None else sample, rollout)
+
+    def lost(self, event: Broke) -> list[int]:
+        """The samples that a rollout which raised has left nowhere: a loop may give up, but not lose them."""
+        taken, handed = set[int](), set[int]()
+        for known in self.history.events:
+            if known is event:
+                break
+            if isinstance(known, Taken):
+                taken |= {sample for group in known.groups for sample in group}
+            elif isinstance(known, Ended):
+                handed |= {member.sample for group in known.groups for member in group}
+            elif isinstance(known, Restarted):
+                taken = {member.sample for group in known.after for member in group}
+        return sorted(taken - handed - {member.sample for group in event.buffer for member in group})
+
+    def rollout_of(self, sample: int, attempt: int | None) -> int:
+        """The rollout that a call was made in; of no call in particular, the last one."""
+        rollout = 0
+        for event in self.history.events:
+            if isinstance(event, Began):
+                rollout = event.rollout
+            elif isinstance(event, Called) and (event.sample, event.attempt) == (sample, attempt):
+                break
+        return rollout
+
+    def aborting(self, event: Event) -> bool:
+        """The loop of the event's rollout had begun to abort by then."""
+        found = False
+        for known in self.history.events:
+            if known is event:
+                break
+            found = isinstance(known, Flagged | Aborting) or (found and not isinstance(known, Began | Ended))
+        return found
+
+
 _traces: dict[int, Trace] = {}
 
 
@@ -85,6 +151,7 @@ def _trace(history: History) -> Trace:
 
 
 Checker = Callable[[Case], Judgement]
+RolloutChecker = Callable[[RolloutCase], Judgement]
 
 RULE_IDS = (
     "BUDGET",
@@ -103,14 +170,43 @@ RULE_IDS = (
 )
 
 
+ROLLOUT_RULE_IDS = (
+    "BUDGET",
+    "MAXIMAL",
+    "EXHAUSTED",
+    "PREFIX",
+    "STATUS",
+    "ALIGN",
+    "ABORT-LIVE",
+    "GROUP",
+    "PROVENANCE",
+)
+"""The rules that are judged on whole rollouts; the last three on nothing else."""
+
+LOOP_RULE_IDS = ROLLOUT_RULE_IDS[-3:]
+
+
+def rollout_checker(rule_id: str) -> RolloutChecker:
+    """The checker of a rule over whole rollouts."""
+    if rule_id in LOOP_RULE_IDS:
+        check: RolloutChecker = _module(rule_id).check
+        return check
+    from harness.checkers import whole
+
+    return partial(whole.check, checker(rule_id))
+
+
 def checker(rule_id: str) -> Checker:
     """The checker of a rule, e.g. ``harness.checkers.no_alias.check`` of NO-ALIAS."""
-    module = import_module(f"harness.checkers.{rule_id.lower().replace('-', '_')}")
-    check: Checker = module.check
+    check: Checker = _module(rule_id).check
     return check
 
 
-def halt(history: History) -> Halted | None:
+def _module(rule_id: str) -> Any:
+    return import_module(f"harness.checkers.{rule_id.lower().replace('-', '_')}")
+
+
+def halt(history: History | RolloutHistory) -> Halted | None:
     """How the run broke off, if it did: then what is not invalid is unknown."""
     last = history.events[-1] if history.events else None
     return last if isinstance(last, Halted) else None

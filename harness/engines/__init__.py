@@ -55,11 +55,18 @@ class Session:
             payload = loads(body)
         except ValueError:
             payload = None
-        self.record(_requested(place, payload))
+        self.record(requested(place, payload))
         if self._number > MAX_REQUESTS:
             self.overrun()
             return Reply(None, False, ending="drop", lost=place.fault("drop-before"))
         return self.engine.answer(payload, self._plan, place)
+
+    async def answer(self, path: str, body: bytes) -> Reply:
+        """As `open`; what serves many requests at once may take its time (`harness.engines.serving`)."""
+        return self.open(path, body)
+
+    def left(self, task: asyncio.Task[None]) -> None:
+        """The client has left the connection that ``task`` replies on."""
 
     async def send(self, reply: Reply, gone: Callable[[], bool] = lambda: False) -> AsyncIterator[bytes]:
         """The body in network segments. What the client is told is recorded as it is handed over.
@@ -91,6 +98,18 @@ class Session:
     def ended(self, reply: Reply) -> None:
         if reply.lost is not None:
             self.record(reply.lost)
+
+
+class Served(Protocol):
+    """What the front without sockets asks of whoever answers: a `Session`, or `harness.engines.serving.Serving`."""
+
+    async def answer(self, path: str, body: bytes) -> Any: ...
+
+    def send(self, reply: Any, gone: Callable[[], bool] = ...) -> AsyncIterator[bytes]: ...
+
+    def ended(self, reply: Any) -> None: ...
+
+    def left(self, task: asyncio.Task[None]) -> None: ...
 
 
 class Front(Protocol):
@@ -169,7 +188,8 @@ def _segments(parts: Sequence[Part], split: int) -> list[tuple[bytes, list[Part]
     return made
 
 
-def _requested(place: Place, payload: Any) -> Requested:
+def requested(place: Place, payload: Any) -> Requested:
+    """The request as the history tells it, whatever it is."""
     body = payload if isinstance(payload, dict) else {}
     ids, params, images = body.get("input_ids"), body.get("sampling_params"), body.get("image_data")
     return Requested(

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from harness.engines import HOST, NOBODY, Session, content_type
+from harness.engines import HOST, NOBODY, Served, content_type
 
 
 class InprocFront:
@@ -26,10 +26,10 @@ class InprocFront:
     sockets = False
 
     def __init__(self) -> None:
-        self._session: Session | None = None
+        self._session: Served | None = None
         self._undo: list[Any] = []
 
-    def attach(self, session: Session | None) -> None:
+    def attach(self, session: Served | None) -> None:
         self._session = session
 
     async def start(self) -> None:
@@ -57,7 +57,7 @@ class InprocFront:
         front = self
 
         class Body(httpx.AsyncByteStream):
-            def __init__(self, session: Session, reply: Any, request: httpx.Request) -> None:
+            def __init__(self, session: Served, reply: Any, request: httpx.Request) -> None:
                 self.session, self.reply, self.request = session, reply, request
 
             async def __aiter__(self) -> Any:
@@ -75,7 +75,7 @@ class InprocFront:
             session = front._session
             if session is None:
                 raise httpx.ConnectError("no run is in progress", request=request)
-            reply = session.open(request.url.raw_path.decode(), await request.aread())
+            reply = await session.answer(request.url.raw_path.decode(), await request.aread())
             await asyncio.sleep(0)
             if reply.status is None:
                 session.ended(reply)
@@ -111,10 +111,11 @@ class Connection(asyncio.Protocol):
     example. It reads what HTTP clients write to it in this process, no more.
     """
 
-    def __init__(self, session: Callable[[], Session | None], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, session: Callable[[], Served | None], loop: asyncio.AbstractEventLoop) -> None:
         self._session, self._loop = session, loop
         self._buffer = bytearray()
         self._transport: Any = None
+        self._task: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
@@ -122,14 +123,19 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._buffer += data
         while (request := _take(self._buffer)) is not None:
-            self._loop.create_task(self._reply(*request))
+            self._task = self._loop.create_task(self._reply(*request))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        session = self._session()
+        if session is not None and self._task is not None and not self._task.done():
+            session.left(self._task)
 
     async def _reply(self, path: str, body: bytes) -> None:
         session, transport = self._session(), self._transport
         if session is None:  # no run is in progress
             transport.close()
             return
-        reply = session.open(path, body)
+        reply = await session.answer(path, body)
         if reply.status is None:
             session.ended(reply)
             transport.close()

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from json import JSONEncoder
 from typing import Any
 
@@ -109,7 +109,10 @@ class Refusal(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The tokens a request is given: ``ids`` in order, and why they end. ``mute``: the reply does not say why."""
+    """The tokens a request is given: ``ids`` in order, and why they end. ``mute``: the reply does not say why.
+
+    ``versions`` are the weights that chose them, each with the token it ends before.
+    """
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -117,6 +120,11 @@ class Answer:
     matched: int | None
     faulty: bool
     mute: bool = False
+    versions: tuple[tuple[str, int], ...] = (("default", UNLIMITED),)
+
+    def version(self, token: int) -> str:
+        """The weights that chose a token, or would choose it."""
+        return next((name for name, end in self.versions if token < end), self.versions[-1][0])
 
 
 def logprob(position: int, token: int) -> float:
@@ -127,8 +135,9 @@ def logprob(position: int, token: int) -> float:
 class Engine:
     """The engine of one run. Immutable; ``incremental`` is ``--incremental-streaming-output``."""
 
-    def __init__(self, schedule: Schedule, tokenizer: Any, *, incremental: bool = False) -> None:
-        self.schedule, self.tokenizer, self.incremental = schedule, tokenizer, incremental
+    def __init__(self, schedule: Schedule, tokenizer: Any, *, incremental: bool = False, weights: bool = False) -> None:
+        """``weights``: the history tells which weights chose each token."""
+        self.schedule, self.tokenizer, self.incremental, self.weights = schedule, tokenizer, incremental, weights
         self.prompt_ids = tuple(tokenizer.encode(schedule.prompt, add_special_tokens=False))
         self.eos: int = tokenizer.eos_token_id
         self.old = schedule.sglang == "0.5.9"
@@ -156,6 +165,38 @@ class Engine:
         if stream:
             return self._stream(body, ids, result, fault, place)
         return self._plain(body, ids, result, fault, place)
+
+    # one request at a time, as its tokens come (`harness.engines.serving`)
+
+    def admit(self, body: Any, place: Place) -> tuple[tuple[int, ...], Answer] | Reply:
+        """The input's ids and the answer the request will have if nothing interrupts it, or its refusal."""
+        try:
+            ids, want, minimum = self._admit(body)
+            return ids, self._generate(ids, want, minimum, Attempt())
+        except Refusal as refusal:
+            return self._refuse(refusal, isinstance(body, dict) and body.get("stream") is True, place)
+
+    def event(
+        self, body: dict[str, Any], ids: tuple[int, ...], answer: Answer, span: tuple[int, int], place: Place
+    ) -> Part:
+        """A stream's event with the tokens of ``span``; without a word of the end, even of the last token's."""
+        open_ended = replace(answer, finish=None)
+        meta = self._meta(place, Attempt(), len(ids), open_ended, span[1])
+        data = b"data: " + self._event(body, meta, open_ended, span, Attempt()) + b"\n\n"
+        return Part(data, (self._told(place, answer, *span, last=False),))
+
+    def last(
+        self, body: dict[str, Any], ids: tuple[int, ...], answer: Answer, sent: int, place: Place
+    ) -> tuple[Part, ...]:
+        """How a stream ends: its last event with the tokens since ``sent``, then [DONE]."""
+        total = len(answer.ids)
+        meta = self._last(self._meta(place, Attempt(), len(ids), answer, total), answer)
+        data = b"data: " + self._event(body, meta, answer, (sent, total), Attempt()) + b"\n\n"
+        return (Part(data, (self._told(place, answer, sent, total, last=True),)), _DONE)
+
+    def whole(self, body: dict[str, Any], ids: tuple[int, ...], answer: Answer, place: Place) -> Reply:
+        """A plain reply with the whole answer."""
+        return self._plain(body, ids, answer, Attempt(), place)
 
     # the request gate
 
@@ -271,7 +312,7 @@ class Engine:
         meta: dict[str, Any] = {
             "id": f"{place.attempt}-{place.sample}-{place.number}",
             "finish_reason": None,
-            "weight_version": "default",
+            "weight_version": result.version(upto),
             "completion_tokens": upto,
         }
         if not queued:  # an abort in the queue lacks these (`abort_all`, waiting requests)
@@ -285,7 +326,7 @@ class Engine:
         """What only a plain reply and a stream's last event say."""
         meta["finish_reason"] = result.finish
         if not self.old:
-            meta["weight_versions"] = [{"version": "default", "start": 0, "end": len(result.ids)}]
+            meta["weight_versions"] = _spans(result)
         return meta
 
     def _event(
@@ -352,6 +393,7 @@ class Engine:
             finish.get("type") if last else None,
             finish.get("status_code") if last else None,
             result.faulty,
+            tuple(result.version(i) for i in range(first, upto)) if self.weights else (),
         )
 
     def _spans(self, total: int, fault: Attempt) -> list[tuple[int, int]]:
@@ -436,6 +478,17 @@ class Engine:
             meta.pop(name, None)
         data_ = b"data: " + self._event(body, meta, result, (0, 0), Attempt()) + b"\n\n"
         return Reply(200, True, (Part(data_, (self._told(place, result, 0, 0, last=True),)), _DONE))
+
+
+def _spans(result: Answer) -> list[dict[str, Any]]:
+    """``weight_versions`` as 0.5.23 writes them: an answer without tokens still has a span (`running_abort`)."""
+    spans: list[dict[str, Any]] = []
+    start, total = 0, len(result.ids)
+    for name, end in result.versions:
+        if start < min(end, total) or (not spans and start == total):
+            spans.append({"version": name, "start": start, "end": min(end, total)})
+            start = min(end, total)
+    return spans
 
 
 def decode(tokenizer: Any, before: Sequence[int], ids: Sequence[int], skip_special_tokens: bool) -> str:

@@ -1,6 +1,6 @@
 """Planted faults: small faulty clients, one for each fault that somebody reported, that the suite must find.
 
-Each is the reference with one part replaced (`parts`), in our own words, and
+Each is the reference, or its loop, with one part replaced (`parts`), in our own words, and
 cites the public reports it models. `load` gives them all; ``reports.toml`` says
 which reports the engine models as an interruption, and which cannot be planted and why.
 """
@@ -12,10 +12,10 @@ from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 
-from harness.checkers import RULE_IDS
+import spec
 from harness.mutants.parts import Mutant, declared
 
-MODULES = ("asking", "resuming", "streams", "status", "arrays", "calling")
+MODULES = ("asking", "resuming", "streams", "status", "arrays", "calling", "aborting", "groups", "weights")
 
 
 @lru_cache(maxsize=1)
@@ -23,7 +23,7 @@ def load() -> dict[str, Mutant]:
     """Every mutant by its id, in the order of the rules that must find them."""
     for module in MODULES:
         import_module(f"harness.mutants.{module}")
-    return dict(sorted(declared.items(), key=lambda item: RULE_IDS.index(item[1].rule)))
+    return dict(sorted(declared.items(), key=lambda item: list(spec.RULES).index(item[1].rule)))
 
 
 @lru_cache(maxsize=1)
@@ -37,5 +37,5 @@ def quirks() -> dict[str, str]:
 
 
 def not_planted() -> dict[str, str]:
-    """Reports that no client on one sample can carry, with the reason."""
+    """Reports that no mutant can carry, with the reason."""
     return _ledger()["not_planted"]

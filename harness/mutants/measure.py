@@ -10,15 +10,16 @@ import statistics
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass
+from functools import lru_cache
 
-from harness import pool
+from harness import pool, scenario_strategies, strategies
 from harness.inline import Inline
 from harness.mutants import load
 from harness.mutants.parts import Mutant
-from harness.options import PROFILES, Options, faulty_count
-from harness.schedule import Schedule
+from harness.options import PROFILES, ROLLOUT_ENGINE, SCENARIOS, Options, faulty_count
 from harness.search import Search
 from harness.targets.spec import TargetSpec
+from harness.work import ROLLOUT, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +47,13 @@ class Measured:
         return max(self.found, default=None)
 
 
-def detect(mutant: Mutant, schedules: Iterable[Schedule]) -> dict[str, tuple[int, Schedule]]:
+def detect(mutant: Mutant, schedules: Iterable[Work]) -> dict[str, tuple[int, Work]]:
     """For each mode in which the mutant's own rule finds it: the number of the schedule, from 1, and the schedule."""
     target = TargetSpec("mutant", function=mutant.id)
-    found: dict[str, tuple[int, Schedule]] = {}
-    with closing(Inline(target)) as worker:
+    found: dict[str, tuple[int, Work]] = {}
+    with closing(Inline(target, level=mutant.level)) as worker:
         modes = tuple(dict.fromkeys((*worker.ready.modes, *mutant.modes)))
-        search = Search(worker, modes, Options(target, rules=(mutant.rule,)), "inproc")
+        search = Search(worker, modes, Options(target, rules=(mutant.rule,)), ROLLOUT_ENGINE, mutant.level)
         for number, schedule in enumerate(schedules, 1):
             for mode in mutant.modes:
                 key = (mutant.rule, mode, mutant.faulty_engine)
@@ -83,15 +84,21 @@ def measure(
 
 def of_seed(ids: tuple[str, ...], seed: int, profile: str) -> dict[str, int | None]:
     """One seed's number for each mutant."""
-    from harness.strategies import drawn
-
-    count = PROFILES[profile]
-    among = {
-        faulty: list(drawn(faulty_count(profile) if faulty else count, seed, faulty=faulty)) for faulty in (False, True)
-    }
     numbers: dict[str, int | None] = {}
     for mutant in (load()[i] for i in ids):
-        found = detect(mutant, among[mutant.faulty_engine])
+        found = detect(mutant, drawn(mutant, profile, seed))
         whole = len(found) == len(mutant.modes)
         numbers[mutant.id] = max(number for number, _ in found.values()) if whole else None
     return numbers
+
+
+def drawn(mutant: Mutant, profile: str, seed: int) -> tuple[Work, ...]:
+    """What a check with the profile draws for clients of this kind."""
+    return _draw(mutant.level, mutant.faulty_engine, profile, seed)
+
+
+@lru_cache(maxsize=3)
+def _draw(level: str, faulty: bool, profile: str, seed: int) -> tuple[Work, ...]:
+    if level == ROLLOUT:
+        return tuple(scenario_strategies.drawn(SCENARIOS[profile], seed))
+    return tuple(strategies.drawn(faulty_count(profile) if faulty else PROFILES[profile], seed, faulty=faulty))

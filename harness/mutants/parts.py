@@ -1,7 +1,8 @@
 """The reference cut into the parts that a fault replaces, and how a faulty client is declared.
 
-A mutant is a subclass of `Reference` that replaces one part. `Reference` itself
-is as faultless as the original: tests/quality checks that.
+A mutant is a subclass of `Reference` that replaces one part, or of the loop
+around it (`Rollout`) or its data source (`DataSource`). `Reference` itself, and
+`Patient` of the loops, are as faultless as the original: tests/quality checks that.
 """
 
 from __future__ import annotations
@@ -13,13 +14,18 @@ from typing import Any, TypeVar
 
 import aiohttp
 
+from harness import work
 from harness.history import INCREMENTAL, MODES, PLAIN, STREAM
-from harness.schedule import Schedule
-from harness.targets.function import FunctionTarget
+from harness.targets import CannotJudge
+from harness.targets.function import FunctionTarget, Generate
+from harness.targets.reference_loop import ReferenceLoop
+from harness.work import Work
 from reference_impl import client
 from reference_impl.generate import Ask, _whole, aborted, generate, keep, pairs, prepare, tokenizer
-from reference_impl.generate_streaming import Stream
+from reference_impl.generate_streaming import Stream, generate_streaming
+from reference_impl.rollout import Rollout
 from reference_impl.sample import Sample, Status
+from reference_impl.source import DataSource, Group
 
 STREAMS = (STREAM, INCREMENTAL)
 STOPPED = ("abort", "abort-late", "abort-retracted", "flag", "close", "drop-inside", "error-event")
@@ -104,37 +110,91 @@ class Reference:
         self.settle(args, sample, ask, stream.tokens, stream.log_probs, stream.meta)
 
 
+class Patient(Rollout):
+    """The reference's loop without its last resort: an abort takes as long as the engines take.
+
+    Most loops are like this. Nothing ends what is forgotten, so that a fault in the abort shows.
+    """
+
+    async def _abort(self) -> None:
+        async with self._aborts:
+            self.args.rollout_abort.set()
+            try:
+                await self._drain()
+            finally:
+                self.args.rollout_abort.clear()
+
+
+class Unchecked(DataSource):
+    """The reference's data source, which takes a group of any size."""
+
+    def add_samples(self, groups: list[Group]) -> None:
+        self.buffer.extend(groups)
+
+
 @dataclass(frozen=True, slots=True)
 class Mutant:
     """A planted fault and what must be said of it.
 
+    ``client`` replaces a part of the generate function, of the loop or of its data source.
     ``rule`` must find it in each of ``modes``. Rules in ``also`` may speak up, for
     the reason that stands beside the class; every other rule must be silent.
     ``kinds`` are the interruptions that show it (a preloaded response stands in
     for one, a round trip too); with none it shows without. ``reports`` are the
     public reports it models. ``shows`` is the smallest schedule on which its rule
-    finds it, what shrinking must end at, in the first of ``modes``.
+    finds it, what shrinking must end at, in the first of ``modes``; a scenario where
+    it is judged on whole rollouts.
     """
 
     id: str
     fault: str
-    client: type[Reference]
+    client: type[Reference] | type[Rollout] | type[DataSource]
     rule: str
     reports: tuple[str, ...]
     modes: tuple[str, ...]
     kinds: tuple[str, ...]
     also: frozenset[str]
     faulty_engine: bool
-    shows: Schedule
+    shows: Work
+
+    @property
+    def level(self) -> str:
+        """What it is judged on: single samples, or whole rollouts."""
+        return work.level(self.shows)
+
+    @property
+    def name(self) -> str:
+        return f"mutant:{self.id}"
 
     def target(self) -> FunctionTarget:
-        """A new client. One whose fault is in streams alone is the plain reference otherwise."""
+        """A new client. Raises CannotJudge (not applicable) for a fault of the loop."""
+        functions = self._functions()
+        if functions is None:
+            raise CannotJudge(f"{self.name} is a loop around the reference", not_applicable=True)
+        return FunctionTarget(self.name, functions[False], functions[True] if self.modes != (PLAIN,) else None)
+
+    def loop(self) -> ReferenceLoop:
+        """A new loop: the reference's, with what is faulty replaced."""
+        functions = self._functions()
+        if functions is not None:
+            made = ReferenceLoop(self.name)
+            made.generates = functions
+            return made
+        if issubclass(self.client, DataSource):
+            return ReferenceLoop(self.name, source=self.client)
+        assert issubclass(self.client, Rollout)
+        return ReferenceLoop(self.name, self.client, getattr(self.client, "source_class", DataSource))
+
+    def _functions(self) -> dict[bool, Generate] | None:
+        """Its generate functions, plain and streaming. What its modes do not name is the reference's."""
+        if not issubclass(self.client, Reference):
+            return None
         made = self.client()
-        plain = made.plain if PLAIN in self.modes else generate
-        return FunctionTarget(f"mutant:{self.id}", plain, made.streaming if self.modes != (PLAIN,) else None)
+        plain: Generate = made.plain if PLAIN in self.modes else generate
+        return {False: plain, True: made.streaming if self.modes != (PLAIN,) else generate_streaming}
 
 
-C = TypeVar("C", bound=type[Reference])
+C = TypeVar("C", bound=type[Reference] | type[Rollout] | type[DataSource])
 declared: dict[str, Mutant] = {}
 """By id, in the order of declaration; `harness.mutants.load` fills it."""
 
@@ -146,9 +206,9 @@ def mutant(
     modes: tuple[str, ...] = MODES,
     also: str = "",
     faulty_engine: bool = False,
-    shows: Schedule,
+    shows: Work,
 ) -> Callable[[C], C]:
-    """Declares a class as a mutant; its docstring says what is wrong."""
+    """Declares a class as a mutant; its docstring says what is wrong. With a scenario in ``shows``: of the loop."""
 
     def declare(cls: C) -> C:
         name = re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__).lower()

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.check import Report
-from harness.schedule import to_json
 from harness.version import version
+from harness.work import to_json
 
 
 def data(report: Report, replays: Mapping[int, str], summaries: Mapping[int, str]) -> dict[str, Any]:
@@ -42,12 +42,13 @@ def data(report: Report, replays: Mapping[int, str], summaries: Mapping[int, str
                 "counterexample": None
                 if r.counterexample is None
                 else {
-                    "schedule": to_json(r.counterexample.schedule),
+                    **to_json(r.counterexample.schedule),
                     "summary": summaries.get(i, r.reason),
                     "replay": replays.get(i, ""),
                 },
                 "reason": r.reason,
                 "faulty_engine": r.faulty_engine,
+                "on": r.on,
             }
             for i, r in enumerate(report.results)
         ],

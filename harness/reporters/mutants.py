@@ -13,6 +13,7 @@ from rich.table import Table
 from harness.mutants import not_planted, quirks
 from harness.mutants.measure import Measured
 from harness.mutants.parts import Mutant
+from harness.work import ROLLOUT
 
 
 def data(measured: Sequence[Measured]) -> dict[str, Any]:
@@ -74,10 +75,11 @@ def markdown(measured: Sequence[Measured], command: str, profile: str, versions:
     lines = [
         "# Planted faults",
         "",
-        "Small faulty clients, each the reference with one part replaced ([harness/mutants](../harness/mutants)),",
-        f"after public reports. {summary(measured)}, in {len(measured[0].schedules)} seeds of the profile `{profile}`.",
-        "Counted are drawn schedules until the mutant's own rule has found it in each of its modes; the regression",
-        "corpus, which a check runs first and which holds a schedule for most of these faults, is left out.",
+        "Small faulty clients and loops, each the reference with one part replaced",
+        f"([harness/mutants](../harness/mutants)), most after public reports. {summary(measured)},",
+        f"in {len(measured[0].schedules)} seeds of the profile `{profile}`. Counted are drawn schedules, or scenarios",
+        "for a loop (rollout), until the mutant's own rule has found it in each of its modes; the regression corpus,",
+        "which a check runs first and which holds a schedule for most of these faults, is left out.",
         "Letters as in [spec/README.md](../spec/README.md#terms); (faulty engine): seen only where the engine breaks",
         "its own contract.",
         "",
@@ -88,7 +90,7 @@ def markdown(measured: Sequence[Measured], command: str, profile: str, versions:
     ]
     for m in measured:
         mutant = m.mutant
-        engine = " (faulty engine)" if mutant.faulty_engine else ""
+        engine = " (faulty engine)" if mutant.faulty_engine else " (rollout)" if mutant.level == ROLLOUT else ""
         cells = (
             f"`{mutant.id}`",
             mutant.fault,

@@ -15,6 +15,7 @@ from rich.text import Text
 from harness.check import INTERRUPTED, Report
 from harness.history import MODES
 from harness.verdict import INVALID, UNKNOWN, VALID, Result
+from harness.work import ROLLOUT, SAMPLE
 
 STYLE = {VALID: "green", INVALID: "bold red", UNKNOWN: "yellow"}
 _ORDER = (INVALID, UNKNOWN, VALID)
@@ -48,7 +49,9 @@ def _cell(results: list[Result]) -> Text:
 def show(console: Console, report: Report, screens: Iterable[list[str]]) -> None:
     """Everything a person needs; ``screens`` are the violations, each once."""
     name, options = report.ready.name, report.options
-    conforming = [r for r in report.results if not r.faulty_engine]
+    samples = [r for r in report.results if r.on == SAMPLE]
+    conforming = [r for r in samples if not r.faulty_engine]
+    rollouts = [r for r in report.results if r.on == ROLLOUT]
     faulty = [r for r in report.results if r.faulty_engine]
     engines = ", ".join(options.engines)
     head = f"{name}   engine {engines}   profile {options.profile}   seed {options.seed}   {report.duration_s:.1f} s"
@@ -59,10 +62,14 @@ def show(console: Console, report: Report, screens: Iterable[list[str]]) -> None
         what = f"of the scope of size {options.scope}" if options.scope is not None else "drawn"
         line = f"{covered.schedules:,} of {covered.of:,} schedules {what}, {share}"
         console.print(line, markup=False, highlight=False)
-    console.print(table(conforming))
+    if conforming:
+        console.print(table(conforming))
     if faulty:
         console.print("On an engine that breaks its own contract (counts as SHOULD):", style="bold")
         console.print(table(faulty))
+    if rollouts:
+        console.print("Over whole rollouts:", style="bold")
+        console.print(table(rollouts))
     for reason in unknowns(report.results):
         console.print(reason, style=STYLE[UNKNOWN], markup=False, highlight=False, soft_wrap=True)
     for lines in screens:

@@ -9,11 +9,12 @@ address (`Environment`) and speaks HTTP to it.
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from harness.history import SampleView
+from harness.scenario import Scenario
 
 
 class CannotJudge(Exception):
@@ -108,6 +109,97 @@ class Target(Protocol):
 
     def writes(self) -> tuple[str, ...]:
         """Fields of ``args`` that the client has set since the last reset (`Args.written`)."""
+
+    async def close(self) -> None:
+        """Release what belongs to the running loop (HTTP clients)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoopEnvironment:
+    """What a scenario tells a loop. ``prompts`` are its data set, taken from the first on and round again.
+
+    ``stream``: it generates by streaming. The limits are the scenario's.
+    """
+
+    host: str
+    port: int
+    tokenizer: Tokenizer
+    scenario: Scenario
+    prompts: tuple[str, ...]
+    stream: bool
+
+
+class Watch(Protocol):
+    """What a loop target tells while it runs."""
+
+    async def call(self, sample: Any, params: dict[str, Any], proceed: Callable[[], Awaitable[Any]]) -> Any:
+        """To be wrapped around every call of the client's generate function; gives what ``proceed`` gives."""
+
+    def saved(self) -> None:
+        """The loop is at rest, and its data source is about to be saved."""
+
+    def taken(self, groups: Sequence[Sequence[Any]]) -> None:
+        """The loop took these groups from its data source."""
+
+
+class LoopTarget(Protocol):
+    """A rollout loop under test: what `Target` is for one sample. Groups are sequences of members.
+
+    A member is a sample, or the list of samples that a generate function made of one.
+    """
+
+    name: str
+    modes: tuple[str, ...]
+
+    stoppable: bool
+    """`stop` may be called while a rollout runs; otherwise the rollout is brought to its end first."""
+
+    @property
+    def absent(self) -> Mapping[str, CannotJudge]: ...
+
+    @property
+    def stubbed(self) -> frozenset[str]: ...
+
+    def reset(self, env: LoopEnvironment, watch: Watch) -> None:
+        """A new process: an empty buffer, the first prompt, nothing running. Called inside the running loop.
+
+        Raises CannotJudge (not applicable) when the client lacks what the scenario asks for.
+        """
+
+    async def rollout(self, number: int) -> Sequence[Sequence[Any]]:
+        """One rollout, with the unfinished groups put into the buffer. Gives the groups to train on."""
+
+    def buffer(self) -> Sequence[Sequence[Any]]:
+        """The groups that wait in the data source."""
+
+    async def restart(self, budget: int) -> None:
+        """Ends what runs, saves the data source, and loads it in a new one, as a new process with this budget would.
+
+        ``saved`` of the watch is called in between, when nothing changes any more.
+        """
+
+    async def stop(self) -> None:
+        """Shuts the loop down; a later rollout starts it again. Does nothing where there is no such thing."""
+
+    def aborting(self) -> bool:
+        """The client's abort flag is up."""
+
+    def permits(self) -> tuple[int, int] | None:
+        """How many of its permits to generate are free, of how many."""
+
+    def index(self, sample: Any) -> int:
+        """The sample's own number, as its data source gave it."""
+
+    def view(self, sample: Any) -> SampleView: ...
+
+    def scored(self, sample: Any) -> bool:
+        """The sample has a reward."""
+
+    def versions(self, sample: Any) -> tuple[str, ...] | None:
+        """The weights that the client lists for the sample; None if it lists none."""
+
+    def spans(self, sample: Any) -> tuple[tuple[str, int], ...] | None:
+        """The sample's (weights, tokens); None if the client keeps none."""
 
     async def close(self) -> None:
         """Release what belongs to the running loop (HTTP clients)."""

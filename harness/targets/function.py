@@ -85,16 +85,7 @@ class FunctionTarget:
         return result
 
     def view(self, sample: Any) -> SampleView:
-        mask, probs = sample.loss_mask, sample.rollout_log_probs
-        return SampleView(
-            tuple(sample.tokens),
-            sample.response_length,
-            sample.response,
-            None if mask is None else tuple(mask),
-            None if probs is None else tuple(probs),
-            sample.status.value,
-            sample.prompt if isinstance(sample.prompt, str) else json.dumps(sample.prompt),
-        )
+        return view(sample)
 
     def round_trip(self, sample: Any) -> Any:
         return type(sample).from_dict(json.loads(json.dumps(sample.to_dict())))
@@ -107,6 +98,20 @@ class FunctionTarget:
 
     async def close(self) -> None:
         await client.close()
+
+
+def view(sample: Any) -> SampleView:
+    """A sample with the reference's field names, by value."""
+    mask, probs = sample.loss_mask, sample.rollout_log_probs
+    return SampleView(
+        tuple(sample.tokens),
+        sample.response_length,
+        sample.response,
+        None if mask is None else tuple(mask),
+        None if probs is None else tuple(probs),
+        sample.status.value,
+        sample.prompt if isinstance(sample.prompt, str) else json.dumps(sample.prompt),
+    )
 
 
 def reference() -> FunctionTarget:

@@ -43,8 +43,14 @@ _PER_TOKEN = ("teacher_log_probs",)  # fields of Sample with one entry a respons
 _LOGPROBS = "rollout_log_probs"
 
 
-def load(root: str | os.PathLike[str], revision: str, *, heavy: frozenset[str] = stubs.HEAVY) -> SlimeTarget:
-    """The slime package below ``root``, imported into this process.
+def load(
+    root: str | os.PathLike[str],
+    revision: str,
+    *,
+    heavy: frozenset[str] = stubs.HEAVY,
+    also: Sequence[str] = (),
+) -> SlimeTarget:
+    """The slime package below ``root``, imported into this process; modules in ``also`` too, those that it has.
 
     Packages it imports that are not installed, and those in ``heavy``, are
     replaced by stubs. Raises CannotJudge if it does not import, holds no
@@ -76,9 +82,12 @@ def load(root: str | os.PathLike[str], revision: str, *, heavy: frozenset[str] =
                 streaming = _import(STREAMING, base)
             except CannotJudge as error:  # plain mode can still be judged
                 absent[STREAM] = error
+        others = {name: _import(name, base) for name in also if _file(base, name).is_file()}
     finally:
         hooks.withdraw()
-    return SlimeTarget(revision, rollout, streaming, types=types, http=http, misc=misc, absent=absent, hooks=hooks)
+    target = SlimeTarget(revision, rollout, streaming, types=types, http=http, misc=misc, absent=absent, hooks=hooks)
+    target.others = others
+    return target
 
 
 class SlimeTarget:
@@ -99,6 +108,9 @@ class SlimeTarget:
         self.name = f"slime@{revision}"
         self.absent: dict[str, CannotJudge] = dict(absent)
         """Why a mode is not in `modes`: raise it to say so."""
+        self.others: dict[str, ModuleType] = {}
+        """The modules that `load` was asked for beside those of a single sample."""
+        self.rollout: Any = rollout
         self._rollout, self._hooks = rollout, hooks
         self._http: Any = http
         self._sample_class: Any = getattr(types, "Sample", None)
@@ -150,12 +162,27 @@ class SlimeTarget:
         if isinstance(cached, dict):
             cached.clear()
         self._open_client()
+        self.renew_state()
+
+    @property
+    def state(self) -> Any:
+        """The revision's GenerateState, or what stands for it where there is none yet."""
+        return self._state
+
+    def renew_state(self) -> None:
+        """Makes GenerateState from the present ``args``."""
+        if self._singletons is not None:
+            self._singletons._instances.clear()
         state_class = getattr(self._rollout, "GenerateState", None)
         if self._singletons is not None and isinstance(state_class, self._singletons):
             assert state_class is not None
             self._state = state_class(self.args)
         else:
             self._state = SimpleNamespace(aborted=False, processor=None)
+
+    def function(self, mode: str) -> Callable[..., Awaitable[Any]] | None:
+        """The revision's generate function of a mode, called by the parameters' names."""
+        return self._calls.get(mode)
 
     def new_sample(self, start: Start) -> Any:
         known: dict[str, Any] = {"index": 0, "group_index": 0, "prompt": start.prompt}

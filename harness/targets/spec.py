@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from harness.targets import CannotJudge, Target
+from harness.targets import CannotJudge, LoopTarget, Target
 
 LATER = ("verl", "areal", "miles", "xtuner")
 """Frameworks whose adapters are planned; until then only `pkg.mod:function` reaches them."""
@@ -51,6 +51,23 @@ def load(spec: TargetSpec, asks_stream: Callable[[Target], bool | None]) -> Targ
 
         return slime.load(spec.root, spec.revision)
     return _function(spec, asks_stream)
+
+
+def load_loop(spec: TargetSpec) -> LoopTarget:
+    """The target's rollout loop, in this process. Raises CannotJudge (not applicable) for one that has none."""
+    if spec.kind == "reference":
+        from harness.targets.reference_loop import ReferenceLoop
+
+        return ReferenceLoop()
+    if spec.kind == "mutant":
+        from harness import mutants
+
+        return mutants.load()[spec.function].loop()
+    if spec.kind == "slime":
+        from harness.targets import slime_loop
+
+        return slime_loop.load(spec.root, spec.revision)
+    raise CannotJudge(f"{spec.function} is a generate function: it has no rollout loop", not_applicable=True)
 
 
 def _function(spec: TargetSpec, asks_stream: Callable[[Target], bool | None]) -> Target:

@@ -6,15 +6,19 @@ from collections.abc import Iterator
 from contextlib import closing
 from functools import lru_cache
 
-from harness import strategies
-from harness.checkers import RULE_IDS, Case, Finding, checker
+from harness import scenario_strategies, strategies
+from harness.checkers import ROLLOUT_RULE_IDS, RULE_IDS, Case, Finding, RolloutCase, checker, rollout_checker
 from harness.checkers.resume_eq import comparable
-from harness.history import INCREMENTAL, PLAIN, STREAM
+from harness.history import INCREMENTAL, MODES, PLAIN, STREAM
 from harness.runner import Runner
+from harness.scenario import Scenario
 from harness.schedule import Schedule
+from harness.stage import Stage
+from harness.targets import LoopTarget
 from harness.targets.function import FunctionTarget
 
 CHECKERS = {rule: checker(rule) for rule in RULE_IDS}
+ROLLOUT_CHECKERS = {rule: rollout_checker(rule) for rule in ROLLOUT_RULE_IDS}
 
 
 @lru_cache(maxsize=16)
@@ -50,4 +54,30 @@ def findings(target: FunctionTarget, among: tuple[Schedule, ...]) -> list[str]:
             f"{rule} in {mode}, call {finding.attempt}: {finding.message} | {schedule}"
             for schedule in among
             for mode, rule, finding in judge(runner, schedule, modes)
+        ]
+
+
+@lru_cache(maxsize=4)
+def drawn_rollouts(seed: int, count: int) -> tuple[Scenario, ...]:
+    """``count`` scenarios as a check draws them, the same for the same seed."""
+    return tuple(scenario_strategies.drawn(count, seed))
+
+
+def judge_rollouts(stage: Stage, scenario: Scenario) -> Iterator[tuple[str, str, Finding]]:
+    """Every finding of the rules on one scenario in all modes, as (mode, rule, finding)."""
+    for mode in MODES:
+        case = RolloutCase(mode, stage.run(scenario, mode))
+        for rule, check in ROLLOUT_CHECKERS.items():
+            finding = check(case)
+            if isinstance(finding, Finding):
+                yield mode, rule, finding
+
+
+def findings_on_rollouts(target: LoopTarget, among: tuple[Scenario, ...]) -> list[str]:
+    """What any rule says of the loop on any of the scenarios, one line each."""
+    with closing(Stage(target)) as stage:
+        return [
+            f"{rule} in {mode}, rollout {finding.rollout}: {finding.message} | {scenario}"
+            for scenario in among
+            for mode, rule, finding in judge_rollouts(stage, scenario)
         ]

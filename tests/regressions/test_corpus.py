@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,30 +15,56 @@ import jsonschema
 import pytest
 
 import spec
-from harness.checkers import HOLDS, RULE_IDS, Case, Finding, checker, halt
+from harness import scenario, work
+from harness.checkers import (
+    HOLDS,
+    ROLLOUT_RULE_IDS,
+    RULE_IDS,
+    Case,
+    Finding,
+    RolloutCase,
+    checker,
+    halt,
+    rollout_checker,
+)
 from harness.history import INCREMENTAL, MODES, PLAIN, STREAM, History, Requested, Returned
 from harness.runner import Runner
-from harness.schedule import Schedule, from_json, to_json
+from harness.schedule import Schedule, from_json
+from harness.stage import Stage
 from harness.targets import Target
 from harness.targets.function import FunctionTarget, reference
+from harness.targets.reference_loop import ReferenceLoop
+from reference_impl import client
+from reference_impl.generate import generate
+from reference_impl.rollout import DataSource, Rollout
+from tests.function_targets import forgets_subtraction
 
 HERE = Path(__file__).resolve().parent
 CORPUS: dict[str, Any] = {p.stem: json.loads(p.read_text(encoding="utf-8")) for p in sorted(HERE.glob("corpus/*.json"))}
-SCHEMA = json.loads((HERE.parents[1] / "spec/schemas/schedule.schema.json").read_text(encoding="utf-8"))
-SCHEDULES = {name: from_json(entry["schedule"]) for name, entry in CORPUS.items()}
+SCHEMAS = {
+    name: json.loads((HERE.parents[1] / f"spec/schemas/{name}.schema.json").read_text(encoding="utf-8"))
+    for name in ("schedule", "scenario")
+}
+SCHEDULES = {name: from_json(entry["schedule"]) for name, entry in CORPUS.items() if "schedule" in entry}
+SCENARIOS = {name: scenario.from_json(entry["scenario"]) for name, entry in CORPUS.items() if "scenario" in entry}
 BROKEN = [name for name in CORPUS if name.startswith("slime-2260-")]
 
 
 def test_there_is_a_corpus() -> None:
-    assert 20 <= len(CORPUS) <= 40
+    assert 20 <= len(CORPUS) <= 50
     assert BROKEN == ["slime-2260-issue-numbers", "slime-2260-minimal"]
+
+
+def kind(name: str) -> str:
+    return "scenario" if name in SCENARIOS else "schedule"
 
 
 @pytest.mark.parametrize("name", CORPUS)
 class TestFiles:
     def test_form(self, name: str) -> None:
         entry = CORPUS[name]
-        assert list(entry) == ["fault", "reports", "rules", "schedule"]
+        assert list(entry) == ["fault", "reports", "rules", kind(name)]
+        assert (kind(name) == "scenario") == name.startswith("loop-")
         assert re.fullmatch(r"[A-Z].*\.", entry["fault"])
         assert "\n" not in entry["fault"]
         assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name)
@@ -51,19 +79,20 @@ class TestFiles:
     def test_rules_are_known(self, name: str) -> None:
         rules = CORPUS[name]["rules"]
         assert rules
-        assert set(rules) <= set(RULE_IDS) & spec.RULES.keys()
+        assert set(rules) <= set(ROLLOUT_RULE_IDS if name in SCENARIOS else RULE_IDS) & spec.RULES.keys()
 
-    def test_schedule_is_valid_and_says_nothing_twice(self, name: str) -> None:
-        data = CORPUS[name]["schedule"]
-        jsonschema.validate(data, SCHEMA)
-        assert to_json(SCHEDULES[name]) == data  # nothing that has its default value
-        assert list(to_json(SCHEDULES[name])) == list(data)
+    def test_what_is_run_is_valid_and_says_nothing_twice(self, name: str) -> None:
+        data = CORPUS[name][kind(name)]
+        jsonschema.validate(data, SCHEMAS[kind(name)])
+        read = work.to_json(work.from_json(CORPUS[name]))[kind(name)]
+        assert read == data  # nothing that has its default value
+        assert list(read) == list(data)
 
 
-def test_no_schedule_is_there_twice_for_the_same_rules() -> None:
+def test_nothing_is_there_twice_for_the_same_rules() -> None:
     seen: dict[Any, str] = {}
-    for name, schedule in SCHEDULES.items():
-        key = (schedule, tuple(CORPUS[name]["rules"]))
+    for name, wanted in (SCHEDULES | SCENARIOS).items():
+        key = (wanted, tuple(CORPUS[name]["rules"]))
         assert key not in seen, f"{name} and {seen[key]}"
         seen[key] = name
 
@@ -86,7 +115,7 @@ def runner(request: pytest.FixtureRequest) -> Iterator[Runner]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", CORPUS)
+@pytest.mark.parametrize("name", SCHEDULES)
 def test_the_reference_conforms(runner: Runner, name: str, mode: str) -> None:
     judged = case(runner, SCHEDULES[name], mode)
     assert halt(judged.history) is None
@@ -94,12 +123,34 @@ def test_the_reference_conforms(runner: Runner, name: str, mode: str) -> None:
     assert {rule: f for rule, f in findings.items() if isinstance(f, Finding)} == {}
 
 
-@pytest.mark.parametrize("name", CORPUS)
+@pytest.mark.parametrize("name", SCHEDULES)
 def test_the_schedule_puts_its_rules_to_the_test(runner: Runner, name: str) -> None:
     """A rule that is cited is judged in at least one mode, and holds."""
     cases = [case(runner, SCHEDULES[name], mode) for mode in MODES]
     for rule in CORPUS[name]["rules"]:
         assert HOLDS in [checker(rule)(c) for c in cases], rule
+
+
+# The reference's loop
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    """Not for the whole module: a front is the only one of its process."""
+    made = Stage(ReferenceLoop())
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_the_reference_s_loop_conforms(stage: Stage, name: str, mode: str) -> None:
+    """And the rules that are cited are judged."""
+    history = stage.run(SCENARIOS[name], mode)
+    assert halt(history) is None
+    judged = {rule: rollout_checker(rule)(RolloutCase(mode, history)) for rule in ROLLOUT_RULE_IDS}
+    assert {rule: f for rule, f in judged.items() if isinstance(f, Finding)} == {}
+    assert {judged[rule] for rule in CORPUS[name]["rules"]} == {HOLDS}
 
 
 # THUDM/slime#2260, on a client that forgets to subtract what it has
@@ -182,3 +233,92 @@ def test_the_reference_asks_for_what_is_left(mode: str) -> None:
     assert asked == [(1, 24576), (19202, 24576 - 19201)]
     final = [e.view for e in history.events if isinstance(e, Returned)][-1]
     assert (final.response_length, final.status) == (24576, "truncated")
+
+
+# The faults of loops, each as a small part of the reference's loop that is replaced
+
+
+class HandsOverWhatTheEngineAborts(Rollout):
+    async def _run(self, group: Any) -> bool:
+        await asyncio.gather(*(self._member(group, place) for place in range(len(group))))
+        return not self.aborting
+
+
+class ForgetsItsBuffer(DataSource):
+    def load(self, path: Path) -> None:
+        super().load(path)
+        self.buffer.clear()
+
+
+class DropsItsSurplus(Rollout):
+    def _store(self) -> None:
+        self._done = []
+        super()._store()
+
+
+class KnowsNoLists(Rollout):
+    def _store(self) -> None:
+        for group in self._left:
+            assert all(member.status for member in group)
+        super()._store()
+
+
+class AbortsOnce(Rollout):
+    async def _abort(self) -> None:
+        self.args.rollout_abort.set()
+        await client.abort_engines(self.args)
+        while self.tasks:
+            await asyncio.wait(self.tasks)
+        self.args.rollout_abort.clear()
+
+
+async def names_one_version(args: Any, sample: Any, params: dict[str, Any]) -> Any:
+    """The last one, for all tokens."""
+    made = await generate(args, sample, params)
+    made.weight_spans = [(made.weight_versions[-1], made.response_length)]
+    return made
+
+
+def faulty(loop: type[Rollout] = Rollout, source: type[DataSource] = DataSource, made: Any = generate) -> ReferenceLoop:
+    target = ReferenceLoop("faulty", loop, source)
+    target.generates = {False: made, True: made}
+    return target
+
+
+FAULTY_LOOPS = {
+    "loop-aborted-by-the-engine": (
+        lambda: faulty(HandsOverWhatTheEngineAborts),
+        "is handed to training aborted with 0",
+    ),
+    "loop-buffer-is-lost-at-a-checkpoint": (
+        lambda: faulty(source=ForgetsItsBuffer),
+        "was in the buffer when it was saved, and is not when it is loaded",
+    ),
+    "loop-finished-surplus-is-lost": (
+        lambda: faulty(DropsItsSurplus),
+        "is lost: neither handed to training nor in the buffer",
+    ),
+    "loop-lists-of-samples": (
+        lambda: faulty(KnowsNoLists),
+        "is lost: the abort raises AttributeError: 'list' object has no attribute 'status'",
+    ),
+    "loop-request-after-the-abort": (
+        lambda: faulty(AbortsOnce),
+        "its request came after the abort, and nothing aborts it",
+    ),
+    "loop-resumed-sample-exceeds-its-budget": (lambda: faulty(made=forgets_subtraction), "may ask at most 1"),
+    "loop-weights-change-under-a-request": (
+        lambda: faulty(made=names_one_version),
+        "its weight spans are 1: 3, but the engine's were 0: 1, 1: 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_the_fault_of_a_loop_is_caught(name: str) -> None:
+    make, words = FAULTY_LOOPS[name]
+    (rule,) = CORPUS[name]["rules"]
+    with closing(Stage(make())) as made:
+        finding = rollout_checker(rule)(RolloutCase(PLAIN, made.run(SCENARIOS[name], PLAIN)))
+    assert isinstance(finding, Finding)
+    assert finding.message == words

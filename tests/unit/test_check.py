@@ -23,6 +23,7 @@ from harness.targets import CannotJudge
 from harness.targets.function import FunctionTarget, Generate
 from harness.targets.spec import TargetSpec
 from harness.verdict import CANNOT, CONFORMS, INVALID, UNKNOWN, VALID, VIOLATES, Result, exit_status
+from harness.work import SAMPLE, level
 from reference_impl.generate import generate
 from reference_impl.generate_streaming import generate_streaming
 from tests.function_targets import (
@@ -32,7 +33,7 @@ from tests.function_targets import (
     keeps_more_than_asked,
 )
 
-WHOLE = corpus.load()
+WHOLE = tuple(entry for entry in corpus.load() if level(entry.work) == SAMPLE)
 Run = Callable[[Runner, int, Schedule, str], History]
 
 
@@ -47,8 +48,10 @@ class InProcess:
     how: Run
     ran: list[tuple[Schedule, str]]
 
-    def __init__(self, spec: TargetSpec, front: str = "inproc", *_: Any, process: int = 0, **__: Any) -> None:
-        self.spec, self.front, self.process = spec, front, process
+    def __init__(
+        self, spec: TargetSpec, front: str = "inproc", *_: Any, process: int = 0, level: str = SAMPLE, **__: Any
+    ) -> None:
+        self.spec, self.front, self.process, self.level = spec, front, process, level
         self._runner: Runner | None = None
         absent = {mode: str(error) for mode, error in self.target.absent.items()}
         self.ready = Ready(self.target.name, self.target.modes, absent, ())
@@ -311,8 +314,8 @@ def test_a_quick_check_leaves_large_entries_out(
 ) -> None:
     entries = WHOLE[-12:]
     monkeypatch.setattr(corpus, "load", lambda: entries)
-    large = {as_run(e.schedule, PLAIN) for e in entries if e.schedule.budget > QUICK_BUDGET}
-    small = {as_run(e.schedule, PLAIN) for e in entries} - large
+    large = {as_run(e.work, PLAIN) for e in entries if e.work.budget > QUICK_BUDGET}
+    small = {as_run(e.work, PLAIN) for e in entries} - large
     assert large and small
     checked(generate, rules=("BUDGET",), profile="quick")
     ran = {schedule for schedule, _ in InProcess.ran}

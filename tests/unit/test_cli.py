@@ -110,7 +110,10 @@ def inside(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -
     """Runs the command line in this process, on few schedules."""
     for place in (check, options):
         monkeypatch.setattr(place, "PROFILES", {"quick": 8})
-    few = tuple(entry for entry in corpus.load() if entry.name.startswith(("abort-exactly", "slime-2260-minimal")))
+    for place in (check, options):
+        monkeypatch.setattr(place, "SCENARIOS", {"quick": 8})
+    names = ("abort-exactly", "slime-2260-minimal", "loop-aborted")
+    few = tuple(entry for entry in corpus.load() if entry.name.startswith(names))
     monkeypatch.setattr(corpus, "load", lambda: few)
     monkeypatch.setenv("PYTHONPATH", str(PROJECT))
 
@@ -277,7 +280,37 @@ LINES: list[Any] = [
     ("slime-without-generate", (*SLIME, "nothing", *QUICK), CANNOT, "has no plain mode"),
     ("slime-without-path", ("check", "--target", "slime"), USAGE, "--target slime needs --path DIR"),
     ("unknown-rule", ("check", "--rule", "NOPE"), USAGE, "unknown rule 'NOPE'; the rules are BUDGET, "),
-    ("loop-rule", ("check", "--rule", "ABORT-LIVE"), USAGE, "rule ABORT-LIVE needs a rollout loop"),
+    (
+        "loop-rule",
+        ("check", "--rule", "ABORT-LIVE"),
+        USAGE,
+        "rule ABORT-LIVE is judged on whole rollouts: give --level rollout",
+    ),
+    (
+        "sample-rule",
+        ("check", "--rule", "TEXT", "--level", "rollout"),
+        USAGE,
+        "rule TEXT is judged on single samples: give --level sample",
+    ),
+    ("lower-case-loop-rule", ("check", "--rule", "group", "--level", "both"), USAGE, "did you mean GROUP?"),
+    (
+        "rollout-engine",
+        ("check", "--level", "rollout", "--engine", "loopback"),
+        USAGE,
+        "whole rollouts are run on the engine inproc",
+    ),
+    (
+        "scope-of-rollouts",
+        ("check", "--level", "rollout", "--scope", "2"),
+        USAGE,
+        "a scope holds single samples; whole rollouts are drawn",
+    ),
+    (
+        "function-without-loop",
+        ("check", "--target", "clients:other", "--level", "rollout", "--profile", "quick"),
+        CANNOT,
+        "clients:other is a generate function: it has no rollout loop",
+    ),
     ("unknown-engine", ("check", "--engine", "x"), USAGE, "unknown engine 'x'; the engines are inproc, "),
     ("no-engine", ("check", "--engine", ""), USAGE, "unknown engine ''"),
     ("running-server", ("check", "--engine", "http://h:1"), USAGE, "a running server as --engine is not supported"),
@@ -430,6 +463,25 @@ def test_violates(violation: Violation) -> None:
     assert done.out.count(" violated ") == 1
     assert "\x1b" not in done.out + done.err
     assert max(map(len, done.out.splitlines())) <= 160
+
+
+@pytest.mark.parametrize(("level", "on"), [("rollout", {"rollout"}), ("both", {"sample", "rollout"})])
+def test_whole_rollouts_conform(inside: Inside, tmp_path: Path, level: str, on: set[str]) -> None:
+    rules = ("--rule", "BUDGET", "--rule", "GROUP")
+    done = inside("check", *QUICK, *rules, "--level", level, "--json", "report.json", cwd=tmp_path)
+    assert (done.status, done.complaints, done.left) == (CONFORMS, [], ())
+    assert "Over whole rollouts:" in done.out and re.search(r"^ GROUP    MUST    valid \d+ ", done.out, re.M)
+    report = json.loads((tmp_path / "report.json").read_text())
+    validate(report, "report")
+    assert {r["on"] for r in report["results"]} == on
+
+
+def test_a_function_has_samples_and_no_rollouts(place: Path, inside: Inside) -> None:
+    done = inside("check", "--target", "clients:other", *QUICK, "--level", "both", cwd=place)
+    assert done.status == CANNOT and not done.left
+    assert re.search(r"^ BUDGET   MUST    valid \d+ *$", done.out, re.M)
+    said = "whole rollouts: clients:other is a generate function: it has no rollout loop"
+    assert f"unknown: BUDGET plain: {said}\n" in done.out
 
 
 def test_a_failure_file_fits_its_schema(violation: Violation) -> None:

@@ -33,7 +33,7 @@ def test_entries_are_read_in_order(folder: Path) -> None:
     for name in ("b", "a"):
         (folder / f"{name}.json").write_text(json.dumps(ENTRY))
     (folder / "notes.txt").write_text("not an entry")
-    assert [(e.name, e.rules, e.schedule.budget) for e in corpus.load()] == [
+    assert [(e.name, e.rules, e.work.budget) for e in corpus.load()] == [
         ("a", ("BUDGET",), 1),
         ("b", ("BUDGET",), 1),
     ]

@@ -69,7 +69,7 @@ class TestRoundTrip:
             Raised(1, 2, "ValueError", "no", view, params, ("a",), (view,), ("x",)),
             Halted(1, 2, "hang", "it waits"),
         )
-        assert {type(e).__name__ for e in events} == history._EVENTS.keys()
+        assert {type(e).__name__ for e in events} == history.EVENTS.keys()
         one = History(Schedule(attempts=(Attempt("abort", after=1),)), PLAIN, (1, 2), 271, events)
         assert through_json(one) == one
 

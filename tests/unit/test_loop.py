@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import threading
 import time
@@ -264,6 +265,59 @@ def test_what_a_stray_task_raises_is_not_reported(loop: VirtualLoop, capsys: pyt
 
     loop.run(main())
     assert capsys.readouterr().err == ""
+
+
+def test_a_run_in_parts_keeps_its_tasks_and_its_clock(loop: VirtualLoop) -> None:
+    ticks: list[float] = []
+
+    async def ticking() -> None:
+        while True:
+            await asyncio.sleep(2)
+            ticks.append(loop.time())
+
+    async def begin() -> None:
+        tasks.append(loop.create_task(ticking()))
+        await asyncio.sleep(3)
+
+    tasks: list[asyncio.Task[None]] = []
+    began = loop.time()
+    loop.resume(begin())
+    loop.resume(asyncio.sleep(2))
+    assert [tick - began for tick in ticks] == pytest.approx([2, 4])
+    loop.sweep()
+    assert tasks[0].cancelled()
+
+
+def test_when_nothing_is_ready_time_stands_still_until_it_is_set_forward(loop: VirtualLoop) -> None:
+    async def main() -> None:
+        began = loop.time()
+        assert await loop.idle() is None
+        sleeping = loop.create_task(asyncio.sleep(5))
+        assert await loop.idle() == pytest.approx(5)
+        loop.jump(4)
+        assert await loop.idle() == pytest.approx(1) and not sleeping.done()
+        loop.jump(1)
+        await loop.idle()
+        assert sleeping.done() and loop.time() - began == pytest.approx(5)
+
+    loop.run(main())
+
+
+def test_who_waited_until_nothing_is_ready_is_told_nothing_once_the_run_is_over(loop: VirtualLoop) -> None:
+    """Nor does it spoil the next run."""
+
+    async def stubborn() -> None:
+        for _ in range(2):
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+
+    async def main() -> None:
+        loop.create_task(stubborn())
+        await asyncio.sleep(0)
+        loop.idle().cancel()
+
+    loop.run(main())
+    loop.run(asyncio.sleep(1))
 
 
 @pytest.fixture

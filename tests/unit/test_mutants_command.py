@@ -9,9 +9,11 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from harness import scenario_strategies
 from harness.cli import main
 from harness.mutants import load, measure
 from harness.mutants.measure import Measured
+from harness.options import SCENARIOS
 from harness.verdict import CONFORMS, USAGE, VIOLATES
 
 SCHEMA = Path(__file__).resolve().parents[2] / "spec" / "schemas" / "mutants.schema.json"
@@ -108,6 +110,14 @@ def test_the_measure_runs_seeds_in_processes_of_their_own() -> None:
     assert told == [(1, 2), (2, 2)]
     alone = [measure.of_seed(("forgets-subtraction",), seed, "quick")["forgets-subtraction"] for seed in (0, 1)]
     assert list(found.schedules) == alone
+
+
+def test_a_mutant_of_the_loop_is_measured_on_scenarios(monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant = load()["aborts-nothing"]
+    among = measure.drawn(mutant, "quick", 3)
+    assert among == tuple(scenario_strategies.drawn(SCENARIOS["quick"], 3)) and len(among) == 60
+    monkeypatch.setattr(measure, "detect", lambda found, works: dict.fromkeys(found.modes, (len(works), works[0])))
+    assert measure.of_seed((mutant.id,), 3, "quick") == {mutant.id: 60}
 
 
 def test_a_mutant_that_is_not_found_in_one_of_its_modes_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:

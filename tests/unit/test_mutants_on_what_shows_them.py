@@ -9,22 +9,36 @@ from typing import Any
 import pytest
 
 from harness import corpus
+from harness.checkers import ROLLOUT_RULE_IDS, Finding, RolloutCase, rollout_checker
 from harness.history import INCREMENTAL, MODES, PLAIN, STREAM
 from harness.mutants import load, measure
 from harness.mutants.measure import detect
 from harness.mutants.parts import Mutant, Reference
 from harness.runner import Runner
+from harness.scenario import Scenario
 from harness.schedule import Attempt, Schedule
+from harness.stage import Stage
+from harness.targets import CannotJudge
 from harness.targets.function import FunctionTarget
+from harness.work import ROLLOUT, SAMPLE
 from tests.quality.search import judge
 
 every_mutant = pytest.mark.parametrize("mutant", load().values(), ids=lambda m: f"{m.rule}-{m.id}")
 
 
+of_a_sample = pytest.mark.parametrize(
+    "mutant", [m for m in load().values() if m.level == SAMPLE], ids=lambda m: f"{m.rule}-{m.id}"
+)
+of_a_loop = pytest.mark.parametrize(
+    "mutant", [m for m in load().values() if m.level == ROLLOUT], ids=lambda m: f"{m.rule}-{m.id}"
+)
+
+
 @every_mutant
-def test_it_is_found_on_the_schedule_that_shows_it(mutant: Mutant) -> None:
-    found = detect(mutant, (Schedule(), mutant.shows, Schedule()))
-    assert found[mutant.modes[0]][1] == mutant.shows or mutant.shows == Schedule()
+def test_it_is_found_on_what_shows_it(mutant: Mutant) -> None:
+    plain = Schedule() if mutant.level == SAMPLE else Scenario()
+    found = detect(mutant, (plain, mutant.shows, plain))
+    assert found[mutant.modes[0]][1] in (mutant.shows, plain)
 
 
 LIVES = (
@@ -40,7 +54,7 @@ LIVES = (
 """Small ones that together meet most of what an engine and a caller do."""
 
 
-@every_mutant
+@of_a_sample
 def test_only_rules_with_a_reason_speak(mutant: Mutant) -> None:
     target = mutant.target()
     modes = tuple(m for m in MODES if (STREAM if m == INCREMENTAL else m) in target.modes)
@@ -49,9 +63,22 @@ def test_only_rules_with_a_reason_speak(mutant: Mutant) -> None:
     assert said <= {mutant.rule, *mutant.also}
 
 
+@of_a_loop
+def test_only_rules_with_a_reason_speak_of_a_loop(mutant: Mutant) -> None:
+    """On the scenarios that show the faults of the others."""
+    scenarios = [m.shows for m in load().values() if isinstance(m.shows, Scenario)]
+    with closing(Stage(mutant.loop())) as stage:
+        runs = (RolloutCase(PLAIN, stage.run(scenario, PLAIN)) for scenario in scenarios)
+        said = {rule for case in runs for rule, check in LOOPS.items() if isinstance(check(case), Finding)}
+    assert said <= {mutant.rule, *mutant.also}
+
+
+LOOPS = {rule: rollout_checker(rule) for rule in ROLLOUT_RULE_IDS}
+
+
 def test_the_reference_in_parts_is_silent() -> None:
     whole = Reference()
-    known = tuple(entry.schedule for entry in corpus.load() if entry.schedule.budget <= 1000)
+    known = tuple(e.work for e in corpus.load() if isinstance(e.work, Schedule) and e.work.budget <= 1000)
     with closing(Runner(FunctionTarget("parts", whole.plain, whole.streaming))) as runner:
         assert [finding for schedule in (*LIVES, *known) for finding in judge(runner, schedule, MODES)] == []
 
@@ -75,6 +102,13 @@ def test_a_measure_tells_how_many_seeds_are_done_in_whatever_order(monkeypatch: 
     monkeypatch.setattr(measure, "of_seed", lambda ids, seed, profile: dict.fromkeys(ids, seed + 1))
     (found,) = measure.measure(["drops-stop"], 3, jobs=5, tell=lambda done, total: told.append((done, total)))
     assert (found.schedules, told) == ((1, 2, 3), [(1, 3), (2, 3), (3, 3)])
+
+
+def test_a_loop_around_the_reference_is_no_generate_function() -> None:
+    mutant = next(m for m in load().values() if m.id == "aborts-once")
+    with pytest.raises(CannotJudge, match=r"^mutant:aborts-once is a loop around the reference$") as error:
+        mutant.target()
+    assert error.value.not_applicable
 
 
 def test_what_no_schedule_shows_is_not_found() -> None:

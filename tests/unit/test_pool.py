@@ -27,6 +27,7 @@ from harness.strategies import PART, part
 from harness.targets import CannotJudge
 from harness.targets.spec import TargetSpec
 from harness.verdict import INVALID, UNKNOWN, VALID
+from harness.work import SAMPLE
 
 REFERENCE = TargetSpec("reference")
 FORGETS = TargetSpec("mutant", function="forgets-subtraction")
@@ -229,10 +230,10 @@ def test_what_several_engines_have_covered_is_added_up(here: list[Portion], monk
 def test_each_engine_gets_its_share_of_the_time() -> None:
     options = Options(REFERENCE, engines=("inproc", "loopback"), limit_s=100)
     now = time.monotonic()
-    first, last = module._until(options, now, 0), module._until(options, now, 1)
+    first, last = module._until(options, now, 0, 2), module._until(options, now, 1, 2)
     assert first is not None and last is not None
     assert 49 < first - now < 51 and 99 < last - now < 101
-    assert module._until(Options(REFERENCE), now, 0) is None
+    assert module._until(Options(REFERENCE), now, 0, 1) is None
 
 
 # the journal
@@ -323,8 +324,8 @@ def test_other_people_s_code_has_a_process_of_its_own_there_too(monkeypatch: pyt
 
     monkeypatch.setattr("harness.isolation.Worker", Fake)
     target = TargetSpec("function", function="client:f")
-    assert pool._worker(Options(target, tokenizer="there", run_limit_s=3.0), "loopback") == "started"
-    assert made == [((target, "loopback", "there"), {"run_limit_s": 3.0})]
+    assert pool._worker(Options(target, tokenizer="there", run_limit_s=3.0), "loopback", SAMPLE) == "started"
+    assert made == [((target, "loopback", "there"), {"run_limit_s": 3.0, "level": SAMPLE})]
 
 
 def test_an_interrupt_is_the_parent_s_affair_and_a_termination_leaves_in_order(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,11 +13,16 @@ import pytest
 import typer
 
 import spec
+from harness import check, inline, mutants, verdict
 from harness import options as asked
-from harness import verdict
 from harness.checkers import RULE_IDS
-from harness.cli import app
+from harness.cli import app, main
 from harness.engines import FRONTS
+from harness.targets.reference_loop import ReferenceLoop
+from harness.targets.spec import TargetSpec
+from reference_impl.rollout import Rollout
+from reference_impl.source import Group
+from tests.unit.test_levels import InProcess
 
 PROJECT = Path(__file__).resolve().parents[2]
 README = (PROJECT / "README.md").read_text(encoding="utf-8")
@@ -172,6 +177,42 @@ def test_the_example_is_real_output(tmp_path: Path) -> None:
     real = "\n".join(line.rstrip() for line in done.stdout.splitlines())
     real = re.sub(r"\n\n\n+", "\n\n", real)
     assert normal(real, target) == normal(shown, "slime@1eed24931")
+
+
+class OneTry(Rollout):
+    """Tries each group once a rollout, as slime does; the reference tries again when an engine has aborted it."""
+
+    async def _run(self, group: Group) -> bool:
+        for place in range(len(group)):
+            await self._member(group, place)
+        return not self.aborting
+
+
+def like_slime(spec: TargetSpec) -> ReferenceLoop:
+    """The loop of slime at the revision of the issue, as far as BUDGET sees it."""
+    made = mutants.load()[spec.function].loop()
+    made._loop_class = OneTry
+    made.stoppable = False
+    return made
+
+
+def test_the_example_of_whole_rollouts_is_real_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, _, shown = block("rollouts").partition("\n")
+    assert command.startswith("$ rolloutcheck check --target slime")
+    options = ("--level", "rollout", "--rule", "BUDGET")
+    assert command.endswith(" ".join(options))
+    monkeypatch.setattr(check, "Worker", InProcess)
+    monkeypatch.setattr(InProcess, "ran", [], raising=False)
+    monkeypatch.setattr(inline, "load_loop", like_slime)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NO_COLOR", "1")
+    with pytest.raises(SystemExit) as ended:
+        main(["check", "--target", "mutant:forgets-subtraction", "--mode", "plain", *options])
+    assert ended.value.code == verdict.VIOLATES
+    real = "\n".join(line.rstrip() for line in capsys.readouterr().out.splitlines())
+    assert normal(re.sub(r"\n\n\n+", "\n\n", real), "client") == normal(shown, "slime@1eed24931")
 
 
 def test_the_commands_of_the_block_for_continuous_integration_parse() -> None:

@@ -20,6 +20,7 @@ from harness.replay import BadFile, Failure
 from harness.schedule import Attempt, Schedule, to_json
 from harness.targets import CannotJudge
 from harness.targets.spec import TargetSpec
+from harness.work import SAMPLE
 from tests.unit.histories import Ask, Life, view
 
 SPEC = TargetSpec("reference")
@@ -37,8 +38,8 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Answer]]:
         class Fake:
             ready = Ready("client", modes, {}, ())
 
-            def __init__(self, spec: TargetSpec, front: str, tokenizer: str | None, *, run_limit_s: float) -> None:
-                assert (spec, tokenizer, run_limit_s) == (SPEC, None, 9.0)
+            def __init__(self, spec: TargetSpec, front: str, tokenizer: str | None, **options: Any) -> None:
+                assert (spec, tokenizer, options) == (SPEC, None, {"run_limit_s": 9.0, "level": SAMPLE})
                 opened.append(front)
 
             def __enter__(self) -> Fake:

@@ -27,7 +27,7 @@ from harness.verdict import INVALID, UNKNOWN, VALID, Counterexample, Result
 from tests import function_targets
 from tests.unit.histories import Ask, Life, view
 
-CORPUS = {entry.name: entry.schedule for entry in corpus.load()}
+CORPUS = {entry.name: entry.work for entry in corpus.load() if isinstance(entry.work, Schedule)}
 
 
 @contextmanager

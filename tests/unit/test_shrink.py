@@ -98,12 +98,14 @@ def test_nothing_is_smaller_than_what_nothing_smaller_breaks(schedule: Schedule)
     assert shrink(schedule, lambda s: s == schedule) == schedule
 
 
-@pytest.mark.parametrize("entry", corpus.load(), ids=lambda e: e.name)
-def test_a_corpus_entry_shrinks_within_bounds(entry: corpus.Entry) -> None:
-    counted = Counted(lambda s: len(s.attempts) == len(entry.schedule.attempts))
-    result = shrink(entry.schedule, counted)
-    assert len(result.attempts) == len(entry.schedule.attempts)
-    assert size(result) <= size(entry.schedule)
+@pytest.mark.parametrize(
+    ("name", "schedule"), [(e.name, e.work) for e in corpus.load() if isinstance(e.work, Schedule)]
+)
+def test_a_corpus_entry_shrinks_within_bounds(name: str, schedule: Schedule) -> None:
+    counted = Counted(lambda s: len(s.attempts) == len(schedule.attempts))
+    result = shrink(schedule, counted)
+    assert len(result.attempts) == len(schedule.attempts), name
+    assert size(result) <= size(schedule)
     assert len(counted.asked) <= MAX_TRIES
 
 

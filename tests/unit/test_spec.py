@@ -11,19 +11,21 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
 
 import spec
-from harness.checkers import RULE_IDS, checker
+from harness import scenario, scenario_strategies
+from harness.checkers import LOOP_RULE_IDS, ROLLOUT_RULE_IDS, RULE_IDS, checker, rollout_checker
+from harness.scenario import Scenario, Step
 from harness.schedule import Schedule, from_json, to_json
 from tests.quality.search import drawn
 
 PROJECT = Path(__file__).resolve().parents[2]
 SCHEMAS = sorted((PROJECT / "spec" / "schemas").glob("*.schema.json"))
-WITHOUT_CHECKER = {"ABORT-LIVE", "GROUP", "PROVENANCE"}
-"""Rules that need a rollout loop around the client."""
+CHECKED = (*RULE_IDS, *LOOP_RULE_IDS)
 
 _IN_NAME = re.compile(r"test_([A-Z]{2,}(?:_[A-Z]{2,})*)(?=_|$)")
 _IN_DOCSTRING = re.compile(r"\[([A-Z]+(?:-[A-Z]+)*)\]")
@@ -43,13 +45,19 @@ def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
                 yield path.name, node
 
 
-def test_every_rule_of_one_sample_has_a_checker() -> None:
-    without = {rule.id for rule in spec.RULES.values() if rule.id not in RULE_IDS}
-    assert without == WITHOUT_CHECKER == {r.id for r in spec.RULES.values() if r.scope == "loop"}
-    assert set(RULE_IDS) <= set(spec.RULES)
+def test_every_rule_has_a_checker() -> None:
+    assert tuple(spec.RULES) == CHECKED
+    assert set(LOOP_RULE_IDS) == {r.id for r in spec.RULES.values() if r.scope == "loop"}
+    assert [rule for rule in spec.RULES if rule in ROLLOUT_RULE_IDS] == list(ROLLOUT_RULE_IDS)
 
 
-@pytest.mark.parametrize("rule", RULE_IDS)
+@pytest.mark.parametrize("rule", ROLLOUT_RULE_IDS)
+def test_over_whole_rollouts_a_rule_of_single_samples_keeps_its_checker(rule: str) -> None:
+    found: Any = rollout_checker(rule)
+    assert found is checker(rule) if rule in LOOP_RULE_IDS else found.args == (checker(rule),)
+
+
+@pytest.mark.parametrize("rule", CHECKED)
 def test_a_checker_is_the_module_named_after_its_rule(rule: str) -> None:
     check = checker(rule)
     assert check.__module__ == f"harness.checkers.{rule.lower().replace('-', '_')}"
@@ -57,15 +65,15 @@ def test_a_checker_is_the_module_named_after_its_rule(rule: str) -> None:
 
 
 def test_no_checker_is_without_a_rule() -> None:
-    files = {p.stem for p in (PROJECT / "harness" / "checkers").glob("*.py")} - {"__init__", "trace"}
-    assert files == {rule.lower().replace("-", "_") for rule in RULE_IDS}
+    files = {p.stem for p in (PROJECT / "harness" / "checkers").glob("*.py")} - {"__init__", "trace", "whole"}
+    assert files == {rule.lower().replace("-", "_") for rule in CHECKED}
 
 
 def test_every_rule_is_cited_by_a_test_and_no_test_cites_another() -> None:
     cited = {(file, node.name, rule) for file, node in functions() for rule in cited_by(node)}
     unknown = sorted(c for c in cited if c[2] not in spec.RULES)
     assert not unknown, f"there are no such rules: {unknown}"
-    assert set(RULE_IDS) - {rule for _, _, rule in cited} == set()
+    assert set(CHECKED) - {rule for _, _, rule in cited} == set()
 
 
 def test_a_citation_is_found_in_names_and_docstrings() -> None:
@@ -102,5 +110,26 @@ def test_the_schema_knows_every_field_of_a_schedule_with_its_default() -> None:
     assert set(schema["properties"]) == set(fields)
     for name, property_ in schema["properties"].items():
         if name not in schema["required"]:
+            default = fields[name]
+            assert property_["default"] == (list(default) if isinstance(default, tuple) else default), name
+
+
+def test_every_scenario_fits_its_schema() -> None:
+    schema = json.loads((PROJECT / "spec" / "schemas" / "scenario.schema.json").read_text(encoding="utf-8"))
+    validator = jsonschema.Draft202012Validator(schema)
+    for one in scenario_strategies.drawn(100, 31):
+        data = json.loads(json.dumps(scenario.to_json(one)))
+        validator.validate(data)
+        assert scenario.from_json(data) == one
+
+
+@pytest.mark.parametrize(("name", "form"), [("scenario", Scenario), ("step", Step)])
+def test_the_schema_knows_every_field_of_a_scenario_with_its_default(name: str, form: Any) -> None:
+    schema = json.loads((PROJECT / "spec" / "schemas" / "scenario.schema.json").read_text(encoding="utf-8"))
+    part = schema if name == "scenario" else schema["$defs"]["step"]
+    fields = {name: field.default for name, field in form.__dataclass_fields__.items()}
+    assert set(part["properties"]) == set(fields)
+    for name, property_ in part["properties"].items():
+        if name not in part["required"]:
             default = fields[name]
             assert property_["default"] == (list(default) if isinstance(default, tuple) else default), name

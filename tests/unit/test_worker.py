@@ -16,14 +16,17 @@ from typing import Any
 
 import pytest
 
-from harness import history, schedule, worker
+from harness import history, schedule, work, worker
 from harness.history import PLAIN, STREAM, Requested
 from harness.runner import Runner
+from harness.scenario import Scenario
 from harness.schedule import Attempt, Schedule
+from harness.stage import Stage
 from harness.targets import CannotJudge, Target, slime
 from harness.targets.function import find
 from harness.targets.function import reference as reference_target
 from harness.targets.spec import TargetSpec, load
+from harness.work import ROLLOUT, SAMPLE
 
 RESUMED = Schedule(budget=3, attempts=(Attempt("abort", after=1),))
 PAIR = TargetSpec(
@@ -51,18 +54,26 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
 @pytest.fixture
 def spoken(monkeypatch: pytest.MonkeyPatch) -> Iterator[Spoken]:
     """What the worker answers to these lines. Its runners are closed: a front is the only one of its process."""
-    opened: list[Runner] = []
+    opened: list[Runner | Stage] = []
 
     class Kept(Runner):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
             opened.append(self)
 
+    class KeptStage(Stage):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            opened.append(self)
+
     monkeypatch.setattr(worker, "Runner", Kept)
+    monkeypatch.setattr(worker, "Stage", KeptStage)
     monkeypatch.setattr(worker, "die_with_parent", lambda: None)  # this process is not one of its own
 
-    def call(spec: TargetSpec, *requests: dict[str, Any], front: str = "inproc") -> list[dict[str, Any]]:
-        first = {"target": spec.to_json(), "front": front, "tokenizer": None}
+    def call(
+        spec: TargetSpec, *requests: dict[str, Any], front: str = "inproc", level: str = SAMPLE
+    ) -> list[dict[str, Any]]:
+        first = {"target": spec.to_json(), "front": front, "tokenizer": None, "level": level}
         replies = io.StringIO()
         worker.serve(io.StringIO("".join(json.dumps(line) + "\n" for line in (first, *requests))), replies)
         return [json.loads(line) for line in replies.getvalue().splitlines()]
@@ -85,6 +96,20 @@ def test_a_target_is_loaded_and_then_runs_a_schedule_a_line(spoken: Spoken) -> N
     runs = [history.from_json(answer["history"]) for answer in answers]
     assert [(run.schedule, run.mode) for run in runs] == [(RESUMED, STREAM), (RESUMED, PLAIN)]
     assert [e.stream for run in runs for e in run.events if isinstance(e, Requested)] == [True, True, False, False]
+
+
+def test_a_loop_is_loaded_and_then_runs_a_scenario_a_line(spoken: Spoken) -> None:
+    one = Scenario(budget=2)
+    requests = [{**work.to_json(one), "mode": mode} for mode in (STREAM, PLAIN)]
+    ready, *answers = spoken(TargetSpec("reference"), *requests, level=ROLLOUT)
+    assert ready == {"ready": {"name": "reference", "modes": [PLAIN, STREAM], "absent": {}, "stubbed": []}}
+    runs = [work.run_from_json(answer) for answer in answers]
+    assert [(run.scenario, run.mode) for run in runs] == [(one, STREAM), (one, PLAIN)]  # type: ignore[union-attr]
+
+
+def test_a_function_has_no_loop(spoken: Spoken) -> None:
+    said = f"{PAIR.function} is a generate function: it has no rollout loop"
+    assert spoken(PAIR, level=ROLLOUT) == [{"cannot": said, "not_applicable": True}]
 
 
 def test_functions_are_called_once_to_see_what_they_ask_for(spoken: Spoken) -> None:
