@@ -97,6 +97,15 @@ def test_MAXIMAL_counts_the_kept_tokens_where_0_5_9_refuses_the_sum_item_7() -> 
 # PREFIX
 
 
+def test_PREFIX_counts_each_way_to_a_sample_once() -> None:
+    """Sixty tries that bring nothing, then an answer: the ways it may have come must not double sixty times."""
+    tries = [Ask(2, fault="drop-before")] * 60
+    assert judge("PREFIX", Life(budget=2).call(*tries, Ask(2, (5, 6), "length"), after=view((5, 6)))) is HOLDS
+    said = "the logprobs are not those that were delivered"
+    wrong = view((5, 6), logprobs=(-9.0, -9.0))
+    assert problem("PREFIX", Life(budget=2).call(*tries, Ask(2, (5, 6), "length"), after=wrong)) == said
+
+
 def test_PREFIX_is_judged_where_tokens_are_kept_even_without_a_request() -> None:
     assert judge("PREFIX", buffered((5,), budget=4).call()) is HOLDS
     assert judge("PREFIX", Life(budget=4).call(flag=True)) is None
