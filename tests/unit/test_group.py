@@ -141,6 +141,28 @@ def test_GROUP_is_broken_by_training_on_what_has_not_finished(status: str) -> No
     assert problem("GROUP", began(), ended(((member(0), two),)), members=2) == (1, said)
 
 
+HALF = [began(), taken((1,)), *call(1, ids=(5,), finish="abort")]
+
+
+@pytest.mark.parametrize("status", [ABORTED, PENDING])
+def test_GROUP_is_broken_by_training_on_what_was_called_completed_after_its_last_call(status: str) -> None:
+    half = [began(), taken((1,)), *call(1, ids=(5,), finish="abort", after=view((5,), status))]
+    said = f"is handed to training completed, but its last call left it {status}"
+    assert problem("GROUP", half, ended(groups((1,)))) == (1, said)
+
+
+def test_GROUP_holds_where_the_last_call_completed_it_or_the_loop_gave_it_up() -> None:
+    done = [*HALF, *call(1, 1, before=PART, ids=(6,))]
+    assert judge("GROUP", done, ended(groups((1,)))) is HOLDS
+    for status in (TRUNCATED, FAILED):
+        assert judge("GROUP", HALF, ended(((member(1, view((5,), status)),),))) is HOLDS
+
+
+def test_GROUP_does_not_know_how_a_call_of_the_process_before_left_a_sample() -> None:
+    told = [*HALF, Restarted((), ()), began(2), ended(groups((1,)), rollout=2)]
+    assert judge("GROUP", told) is HOLDS
+
+
 def test_GROUP_holds_where_failed_samples_are_trained_on() -> None:
     assert judge("GROUP", began(), ended(((member(0, view((5,), FAILED)),),))) is HOLDS
 

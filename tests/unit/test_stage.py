@@ -353,6 +353,13 @@ def test_what_generate_raised_is_passed_on() -> None:
     assert [m.sample for g in broke.buffer for m in g] == [0]
 
 
+def test_a_folder_of_this_run_is_no_part_of_what_is_raised() -> None:
+    async def rollout(target: ReferenceLoop, number: int) -> Any:
+        raise OSError("no such file: '/some/where-81/state.pt' or /else/where")
+
+    assert run(loop(rollout)).events[-1] == Broke(1, "OSError", "no such file: 'state.pt' or where", False, ())
+
+
 @pytest.mark.parametrize("cause", [False, True])
 def test_what_the_loop_itself_raises_is_not(cause: bool) -> None:
     async def rollout(target: ReferenceLoop, number: int) -> Any:

@@ -122,6 +122,13 @@ def test_a_loop_is_aborting_from_the_first_sign_until_the_next_rollout(sign: Eve
     assert not case.aborting(Aborting(9))  # not in the history
 
 
+@pytest.mark.parametrize("sign", [Flagged(0, 0, None), Aborting(2)])
+def test_a_loop_whose_rollout_has_ended_is_not_aborting(sign: Event) -> None:
+    last = broke()
+    case = RolloutCase("plain", history(began(), sign, ended(), last))
+    assert not case.aborting(last)
+
+
 def test_what_a_rollout_that_raises_has_lost() -> None:
     told = [began(), taken((0,), (1,)), ended(groups((0,)), groups((1,))), began(2), taken((1, 2), (3,)), broke()]
     kept = broke(buffer=groups((2,)), rollout=2)
