@@ -17,7 +17,7 @@ QUICK_BUDGET = 1_000
 
 LEVEL_SETS = {"sample": (SAMPLE,), "rollout": (ROLLOUT,), "both": (SAMPLE, ROLLOUT)}
 
-SCENARIOS = {"quick": 60, "ci": 600, "deep": 200_000}
+SCENARIOS = {"quick": 30, "ci": 300, "deep": 200_000}
 """Scenarios drawn for whole rollouts."""
 
 ROLLOUT_ENGINE = "inproc"
