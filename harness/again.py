@@ -62,6 +62,7 @@ def _place(engine: str | None, stored: Failure) -> tuple[str, str]:
 
 def _one(worker: Worker, engine: str, file: Path, stored: Failure, mode: str) -> Answer:
     target = worker.ready.name
+    where = f"{target}   {mode}   {engine}" + ("   whole rollouts" if level(stored.schedule) == ROLLOUT else "")
 
     def cannot(reason: str) -> Answer:
         return Answer(file, target, CANNOT_RUN, reason, (reason,))
@@ -90,8 +91,10 @@ def _one(worker: Worker, engine: str, file: Path, stored: Failure, mode: str) ->
         if raised is not None:
             return cannot(f"{stored.rule} has nothing to judge: the target raises {raised.error}: {raised.message}")
         reason = f"{stored.rule} is not broken, and is no longer put to the test"
-        return Answer(file, target, FIXED, reason, (f"{reason}   {target}   {mode}   {engine}",))
-    return Answer(file, target, FIXED, "", (f"{stored.rule} holds   {target}   {mode}   {engine}",))
+        if isinstance(run, RolloutHistory):
+            return cannot(f"{stored.rule} has nothing to judge: the rollouts do not put it to the test")
+        return Answer(file, target, FIXED, reason, (f"{reason}   {where}",))
+    return Answer(file, target, FIXED, "", (f"{stored.rule} holds   {where}",))
 
 
 def _judge(worker: Worker, stored: Failure, first: str, run: Run) -> Judgement:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from itertools import chain
 
 import spec
 from harness import corpus
-from harness.checkers import Finding
+from harness.checkers import LOOP_RULE_IDS, Finding
 from harness.history import INCREMENTAL, PLAIN, STREAM, TERMINAL, Halted, Raised, Requested
 from harness.isolation import Ready, Worker
 from harness.options import PROFILES, QUICK_BUDGET, ROLLOUT_ENGINE, SCENARIOS, Options, faulty_count
@@ -66,6 +67,8 @@ class Report:
     duration_s: float
     complete: bool = True
     covered: Covered | None = None
+    skipped: tuple[tuple[str, int], ...] = ()
+    """Runs that do not apply to the target, by reason."""
 
 
 def check(options: Options, tell: Callable[[Progress], None] = lambda progress: None) -> Report:
@@ -73,6 +76,7 @@ def check(options: Options, tell: Callable[[Progress], None] = lambda progress: 
     begin, ready, complete = time.monotonic(), Ready("", (), {}, ()), True
     results: list[Result] = []
     covered: list[Covered] = []
+    skipped: Counter[str] = Counter()
     places = _places(options)
     for number, (on, engine) in enumerate(places):
         try:
@@ -87,6 +91,7 @@ def check(options: Options, tell: Callable[[Progress], None] = lambda progress: 
                     complete = False
                 results += job.results(complete)
                 covered += [job.covered] if job.covered is not None else []
+                skipped += job.search.skipped
         except CannotJudge as error:
             if number == len(places) - 1 and not results:
                 raise
@@ -94,7 +99,7 @@ def check(options: Options, tell: Callable[[Progress], None] = lambda progress: 
         if not complete:
             break
     whole = reduce(Covered.__add__, covered) if covered else None
-    return Report(ready, options, tuple(results), time.monotonic() - begin, complete, whole)
+    return Report(ready, options, tuple(results), time.monotonic() - begin, complete, whole, tuple(skipped.items()))
 
 
 def _places(options: Options) -> list[tuple[str, str]]:
@@ -228,12 +233,27 @@ class _Check:
             self.tell(Progress(self.engine, "shrinking", number, len(failing)))
             schedule = self.search.tallies[key].broken
             assert schedule is not None
-            smallest = self._same_fault(key, schedule) or shrink(schedule, partial(self._is_broken, key))
+            smallest = self._same_fault(key, schedule) or shrink(schedule, self._still(key, schedule))
             finding, run = self.search.breaks(key, smallest), self.search.history(smallest, key[1])
             if finding is not None and not isinstance(run, CannotJudge):
                 self.found[key] = Counterexample(smallest, finding, run)
             else:
                 self.flaky[key] = f"flaky: it failed once on [{schedule}] and then did not"
+
+    def _still(self, key: Key, schedule: Work) -> Callable[[Work], bool]:
+        """What shrinking must keep: that the rule is broken; of a loop's own rules, that it is broken in that way.
+
+        They have many clauses, and a small crash is not what a late request should shrink to.
+        """
+        if key[0] not in LOOP_RULE_IDS:
+            return partial(self._is_broken, key)
+        found = self.search.breaks(key, schedule)
+
+        def same(simpler: Work) -> bool:
+            now = self.search.breaks(key, simpler)
+            return now is not None and found is not None and _kind(now) == _kind(found)
+
+        return same
 
     def _same_fault(self, key: Key, schedule: Work) -> Work | None:
         """What the rule was shrunk to in another mode, if it says the same there, here, and here of ``schedule``."""

@@ -91,10 +91,14 @@ def check(
         str, typer.Option(help="inproc, loopback, aioresponses, several with commas, or all.")
     ] = "inproc",
     level: Annotated[
-        Level, typer.Option(help="Single samples, whole rollouts of the target's loop, or both.")
+        Level, typer.Option(help="Single samples, whole rollouts (GROUP, ABORT-LIVE, PROVENANCE too), or both.")
     ] = Level.sample,
-    rule: Annotated[list[str] | None, typer.Option(help="A rule id; may be repeated. Default: all.")] = None,
-    profile: Annotated[Profile, typer.Option(help="How many schedules: 30, 300 or 800,000.")] = Profile.ci,
+    rule: Annotated[
+        list[str] | None, typer.Option(help="A rule id; may be repeated. Default: all of the level.")
+    ] = None,
+    profile: Annotated[
+        Profile, typer.Option(help="Schedules: 30, 300 or 800,000. Scenarios: 30, 300 or 200,000.")
+    ] = Profile.ci,
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same schedules.")] = 0,
     strict: Annotated[bool, typer.Option("--strict", help="SHOULD rules and faulty engines gate too.")] = False,
     json_file: JsonOption = None,
@@ -364,7 +368,7 @@ def _engines(text: str, levels: tuple[str, ...] = ()) -> tuple[str, ...]:
     from harness.work import ROLLOUT
 
     if levels == (ROLLOUT,) and text != ROLLOUT_ENGINE:
-        raise Failed(USAGE, f"whole rollouts are run on the engine {ROLLOUT_ENGINE}")
+        raise Failed(USAGE, f"whole rollouts are run on the engine {ROLLOUT_ENGINE}: leave --engine out")
     names = FRONTS if text == "all" else tuple(dict.fromkeys(text.split(",")))
     for name in names:
         if name.startswith(("http://", "https://")):

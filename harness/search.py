@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -25,6 +25,7 @@ from harness.history import PLAIN, History
 from harness.isolation import Ready
 from harness.options import Options
 from harness.rollouts import RolloutHistory
+from harness.scenario import Scenario
 from harness.schedule import Schedule
 from harness.shrink import size
 from harness.targets import CannotJudge
@@ -71,8 +72,13 @@ class Tally:
         self.unknown += runs
 
     def breaks(self, schedule: Work) -> None:
-        if self.broken is None or size(schedule) < size(self.broken):
+        if self.broken is None or _rank(schedule) < _rank(self.broken):
             self.broken = schedule
+
+
+def _rank(schedule: Work) -> tuple[bool, tuple[int, ...]]:
+    """The smallest; where everybody's loop breaks, that goes before what only lists of samples break."""
+    return isinstance(schedule, Scenario) and schedule.fan_out, size(schedule)
 
 
 def to_json(tallies: dict[Key, Tally]) -> list[Any]:
@@ -100,6 +106,8 @@ class Search:
         self.tallies: dict[Key, Tally] = {}
         self.clear()
         self.histories: dict[tuple[Work, str], Run | CannotJudge] = {}
+        self.skipped: Counter[str] = Counter()
+        """Runs that do not apply to the target, by reason."""
 
     def clear(self) -> None:
         """Counts from nothing again."""
@@ -191,6 +199,8 @@ class Search:
         if self.cannot & set(schedule.kinds):
             return
         for mode, case in self._cases(schedule, self.modes, baseline=self._baseline(schedule)):
+            if isinstance(case, CannotJudge) and case.not_applicable:
+                self.skipped[str(case)] += 1
             for rule in self.rules:
                 tally = self.tallies.get((rule, mode, schedule.faulty_engine))
                 if tally is None:

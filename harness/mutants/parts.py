@@ -170,7 +170,7 @@ class Mutant:
         """A new client. Raises CannotJudge (not applicable) for a fault of the loop."""
         functions = self._functions()
         if functions is None:
-            raise CannotJudge(f"{self.name} is a loop around the reference", not_applicable=True)
+            raise CannotJudge(f"{self.name} is a loop around the reference: give --level rollout", not_applicable=True)
         return FunctionTarget(self.name, functions[False], functions[True] if self.modes != (PLAIN,) else None)
 
     def loop(self) -> ReferenceLoop:

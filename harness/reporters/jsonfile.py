@@ -30,6 +30,7 @@ def data(report: Report, replays: Mapping[int, str], summaries: Mapping[int, str
         "covered": None
         if report.covered is None
         else {"schedules": report.covered.schedules, "of": report.covered.of, "scope": options.scope},
+        "skipped": [{"reason": reason, "runs": runs} for reason, runs in report.skipped],
         "stubbed": list(report.ready.stubbed),
         "results": [
             {

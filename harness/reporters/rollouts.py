@@ -38,7 +38,7 @@ def setting(history: RolloutHistory) -> str:
     words += ["fully async"] if s.spanning else []
     words += ["off-policy tokens masked"] if s.mask else []
     words += ["generate returns lists"] if s.fan_out else []
-    words += [count(s.permits, "permit")] if s.permits != type(s)().permits else []
+    words += [count(s.permits, "permit")] if s.spanning or s.permits != type(s)().permits else []
     return ", ".join(words)
 
 
@@ -51,9 +51,9 @@ def lines(rule: str, finding: Finding, history: RolloutHistory) -> list[str]:
     if len(out) > MAX_ROWS:
         left = len(out) - MAX_ROWS
         out = [*out[:6], f"... {left} lines more", *out[-(MAX_ROWS - 6) :]]
-    who = f" sample {finding.sample + 1}" if finding.sample >= 0 else ""
+    who = f", sample {finding.sample + 1}" if finding.sample >= 0 else ""
     if not at_call:
-        out.append(f"=> in rollout {finding.rollout}:{who} {finding.message}")
+        out.append(f"=> rollout {finding.rollout}{who}: {finding.message}")
     return out
 
 

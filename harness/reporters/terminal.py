@@ -14,6 +14,7 @@ from rich.text import Text
 
 from harness.check import INTERRUPTED, Report
 from harness.history import MODES
+from harness.reporters.calls import count
 from harness.verdict import INVALID, UNKNOWN, VALID, Result
 from harness.work import ROLLOUT, SAMPLE
 
@@ -70,6 +71,8 @@ def show(console: Console, report: Report, screens: Iterable[list[str]]) -> None
     if rollouts:
         console.print("Over whole rollouts:", style="bold")
         console.print(table(rollouts))
+    for reason, runs in report.skipped:
+        console.print(f"{count(runs, 'run')} left out: {reason}", markup=False, highlight=False, soft_wrap=True)
     for reason in unknowns(report.results):
         console.print(reason, style=STYLE[UNKNOWN], markup=False, highlight=False, soft_wrap=True)
     for lines in screens:

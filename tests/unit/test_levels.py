@@ -160,6 +160,38 @@ def test_GROUP_is_broken_and_shrunk(checked: Checked) -> None:
         assert result.reason == words and result.counterexample.finding.rollout == 1
 
 
+class SeesMany(Rollout):
+    """Loses what is aborted, in two ways: with lists of samples it also raises."""
+
+    def _store(self) -> None:
+        for group in self._left:
+            assert not isinstance(group[0], list)
+        self._left = []
+        super()._store()
+
+
+def test_GROUP_is_shrunk_in_the_way_it_was_broken_and_without_lists_where_that_breaks_it_too(checked: Checked) -> None:
+    """A crash that lists of samples cause hides nothing, and what is lost quietly does not shrink to the crash."""
+    (result,) = [r for r in checked(SeesMany, rules=("GROUP",)).results if r.mode == PLAIN]
+    assert result.counterexample is not None and isinstance(result.counterexample.schedule, Scenario)
+    assert not result.counterexample.schedule.fan_out
+    assert result.reason == "is lost: neither handed to training nor in the buffer"
+
+
+def test_what_the_loop_has_no_code_for_is_counted(checked: Checked, monkeypatch: pytest.MonkeyPatch) -> None:
+    def reset(self: ReferenceLoop, env: Any, watch: Any) -> None:
+        if env.scenario.mask:
+            raise CannotJudge("client masks nothing", not_applicable=True)
+        real(self, env, watch)
+
+    real = ReferenceLoop.reset
+    monkeypatch.setattr(ReferenceLoop, "reset", reset)
+    report = checked(rules=("GROUP",), modes=(PLAIN,))
+    masked = sum(scenario.mask for scenario in scenario_strategies.drawn(6, 0))
+    assert report.skipped == (("client masks nothing", masked),) and masked > 0
+    assert report.results[0].verdict == VALID
+
+
 def test_a_target_without_a_loop_leaves_the_level_unknown(checked: Checked, monkeypatch: pytest.MonkeyPatch) -> None:
     class Lacks(InProcess):
         def wait(self) -> Ready:
@@ -339,12 +371,15 @@ def test_what_still_fails_is_shown(answers: Answers) -> None:
 
 
 def test_what_holds_is_fixed(answers: Answers) -> None:
-    assert answers(history(began(), ended(groups((0,))))) == (FIXED, "GROUP holds   client   plain   inproc")
+    assert answers(history(began(), ended(groups((0,))))) == (
+        FIXED,
+        "GROUP holds   client   plain   inproc   whole rollouts",
+    )
 
 
-def test_what_is_no_longer_put_to_the_test_is_fixed(answers: Answers) -> None:
-    said = "PROVENANCE is not broken, and is no longer put to the test   client   plain   inproc"
-    assert answers(history(began(), ended(((member(0),),))), "PROVENANCE") == (FIXED, said)
+def test_rollouts_that_put_nothing_to_the_test_have_fixed_nothing(answers: Answers) -> None:
+    said = "PROVENANCE has nothing to judge: the rollouts do not put it to the test"
+    assert answers(history(began(), ended(((member(0),),))), "PROVENANCE") == (CANNOT_RUN, said)
 
 
 def test_a_loop_that_raises_has_fixed_nothing(answers: Answers) -> None:

@@ -224,6 +224,12 @@ def printed(width: int, shown: Report, screens: list[list[str]], **options: bool
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
+def test_what_was_left_out_is_said() -> None:
+    shown = replace(report(result("BUDGET")), skipped=(("client has no worker", 2), ("client takes no lists", 1)))
+    said = ["2 runs left out: client has no worker", "1 run left out: client takes no lists"]
+    assert [line for line in printed(100, shown, []).splitlines() if "left out" in line] == said
+
+
 @pytest.mark.parametrize(
     ("covered", "size", "line"),
     [

@@ -76,7 +76,7 @@ GROUP violated   client   plain   inproc   whole rollouts
     abort of 1 request
     sample 2   asked 4   got 1   abort   aborted with 1
     trains on 1+2; buffer none
-  => in rollout 1: sample 3 is lost: neither handed to training nor in the buffer
+  => rollout 1, sample 3: is lost: neither handed to training nor in the buffer
   why      spec/README.md#GROUP, THUDM/slime#200, THUDM/slime#2238
 """,
     ),
@@ -91,7 +91,7 @@ ABORT-LIVE violated   client   plain   inproc   whole rollouts
     sample 4   asked 4   got 1   abort   aborted with 1
     abort of 0 requests
     does not end: it waits
-  => in rollout 1: sample 4 its request came after the abort, and nothing aborts it
+  => rollout 1, sample 4: its request came after the abort, and nothing aborts it
   why      spec/README.md#ABORT-LIVE, THUDM/slime#2056, THUDM/slime#1632
 """,
     ),
@@ -102,7 +102,7 @@ ABORT-LIVE violated   client   plain   inproc   whole rollouts
   budget 4, 1 group of 1 a rollout, taken 1 at a time
   rollout 1, budget 4
     does not end: it waits
-  => in rollout 1: rollout 1 does not end: it waits: a
+  => rollout 1: rollout 1 does not end: it waits: a
   why      spec/README.md#ABORT-LIVE, THUDM/slime#2056, THUDM/slime#1632
 """,
     ),
@@ -156,7 +156,7 @@ def test_of_many_rows_the_first_and_the_last_are_shown() -> None:
     assert len(last) == rollouts.MAX_ROWS + 2
     assert [line.split()[:2] for line in last[:3]] == [["rollout", "1,"], ["sample", "1"], ["sample", "2"]]
     assert last[6] == "... 15 lines more"
-    assert [line.split()[1] for line in last[7:9]] == ["21", "22"] and last[-1] == "=> in rollout 1: no"
+    assert [line.split()[1] for line in last[7:9]] == ["21", "22"] and last[-1] == "=> rollout 1: no"
     few = rollouts.lines("GROUP", Finding(None, "no", -1, 1), history(*calls[: 1 + 4 * 25]))
     assert len(few) == rollouts.MAX_ROWS + 1
 
