@@ -44,6 +44,7 @@ class _VirtualSelector(selectors.BaseSelector):
         self.now = 0.0
         self.steps = 0
         self.threads = False
+        self.jobs = 0  # that threads have and have not done
         self.watcher: Callable[[float | None], None] | None = None
 
     def select(self, timeout: float | None = None) -> list[Any]:
@@ -51,6 +52,9 @@ class _VirtualSelector(selectors.BaseSelector):
         if self.steps > MAX_STEPS or self.now > MAX_VIRTUAL_S:
             raise Exceeded(f"no end after {self.steps} steps and {self.now:.0f} virtual seconds")
         if self.watcher is not None and timeout != 0:
+            ready = self._real.select(LAST_WAIT_S["threads"]) if self.jobs else []
+            if ready:
+                return ready
             tell, self.watcher = self.watcher, None
             tell(timeout)
             return []
@@ -95,7 +99,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]
         self._virtual.threads = True  # a thread's answer arrives through the self-pipe
-        return super().run_in_executor(executor, func, *args)
+        self._virtual.jobs += 1
+        future = super().run_in_executor(executor, func, *args)
+        future.add_done_callback(self._job_done)
+        return future
+
+    def _job_done(self, _: Any) -> None:
+        self._virtual.jobs -= 1
 
     def run(self, main: Coroutine[Any, Any, Any], ended: Callable[[], None] = lambda: None) -> Any:
         """Runs ``main`` to its end within the bounds, then cancels what it left behind.
@@ -124,6 +134,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         done: asyncio.Future[float | None] = self.create_future()
         self._virtual.watcher = done.set_result
         return done
+
+    def restart_clock(self) -> None:
+        """Sets the clock to 0."""
+        self._virtual.now = 0.0
 
     def jump(self, seconds: float) -> None:
         """Sets the clock forward."""

@@ -100,7 +100,7 @@ class Search:
 
         self.worker, self.modes, self.options = worker, modes, options
         self.cannot = front(engine).cannot
-        self.rules = rules(options, level)
+        self.level, self.rules = level, rules(options, level)
         make: Callable[[str], Any] = rollout_checker if level == ROLLOUT else checker
         self.checkers = {rule: make(rule) for rule in self.rules}
         self.tallies: dict[Key, Tally] = {}
@@ -115,7 +115,7 @@ class Search:
             (rule, mode, faulty): Tally()
             for rule in self.rules
             for mode in self.modes
-            for faulty in (False, True)
+            for faulty in ((False, True) if self.level == SAMPLE else (False,))
             if applies(rule, mode, self.modes)
         }
 

@@ -43,9 +43,9 @@ from harness.scenario import Scenario, Step
 from harness.targets import CannotJudge, LoopEnvironment, LoopTarget
 
 PROMPTS = tuple(map(chr, range(ord("a"), ord("z") + 1)))
-MAX_ROUNDS = 10_000
+MAX_ROUNDS = 50_000
 QUIET_ROUNDS = 200
-IDLE_S = 200.0
+IDLE_S = 1_000.0
 """Virtual time in which nothing new happens, after which a rollout is stuck."""
 
 PATIENCE_S = 60.0
@@ -79,13 +79,10 @@ class Stage:
 
     def begin(self, scenario: Scenario, mode: str) -> None:
         """Starts a scenario; its steps are not read. Raises CannotJudge."""
+        self.loop.restart_clock()
         self._play = play = _Play(self, replace(scenario, steps=()), mode)
         self.front.attach(play.serving)
-        try:
-            self._resume(play.start())
-        except CannotJudge:
-            self._leave()
-            raise
+        self._resume(play.start())
 
     def do(self, step: Step) -> None:
         """Plays a step, until nothing is ready any more."""
@@ -129,6 +126,11 @@ class Stage:
             play.stuck(str(halt))
         except SystemExit:
             play.halted("exit", "the loop left its process")
+        except CannotJudge:
+            self._leave()
+            raise
+        except Exception as error:  # other people's code: it may give or say anything
+            play.halted("view", f"the loop cannot be read: {_words(error)}")
 
     def _leave(self) -> None:
         """What is cancelled from here on is no part of the scenario."""
@@ -177,7 +179,7 @@ class _Play:
 
     def _see_flag(self) -> None:
         """The client's flag is its own affair; it is looked at whenever something happens."""
-        before, self.flagged = self.flagged, self.target.aborting()
+        before, self.flagged = self.flagged, not self.over and self.target.aborting()
         if self.flagged and not before:
             self.events += [Flagged(c.attempt, c.sample, c.requests - 1) for c in self._open.values()]
 
@@ -186,8 +188,8 @@ class _Play:
         self.over = True
 
     def halted(self, kind: str, message: str) -> None:
-        self.record(Halted(0, 0, kind, message))
-        self.over = True
+        self.over = True  # nothing more is asked of the loop, its flag neither
+        self.events.append(Halted(0, 0, kind, message))
 
     # what the target tells (`harness.targets.Watch`)
 
@@ -206,7 +208,11 @@ class _Play:
             if not self.over:
                 self._raised.append(error)
             view = self.target.view(sample)
-            self.record(Raised(call.attempt, index, type(error).__name__, str(error)[:300], view, _plain(params)))
+            self.record(
+                Raised(
+                    call.attempt, index, type(error).__name__, _words(error, named=False)[:300], view, _plain(params)
+                )
+            )
             raise
         else:
             self.record(Returned(call.attempt, index, self.target.view(result), _plain(params)))
@@ -280,13 +286,10 @@ class _Play:
         if step.kind in ("rollout", "end"):
             return
         self.budget = step.count if step.kind == "budget" else self.budget
+        self._aborts = self.serving.aborts
         restart = self.loop.create_task(self.target.restart(self.budget))
-        await self._until(restart, stopping=True)
-        if self.over:
-            return
-        error = restart.exception()
-        if error is not None:
-            self._break(error)
+        await self._until(restart)
+        if self.over or self._broken(restart):
             return
         self.record(Restarted(self._saved, self._groups(self.target.buffer())))
 
@@ -322,16 +325,13 @@ class _Play:
         self.task = self.loop.create_task(self.target.rollout(self.number))
 
     async def _stop(self) -> None:
+        self._aborts = self.serving.aborts
         stopping = self.loop.create_task(self.target.stop())
-        await self._until(stopping, stopping=True)
-        if self.over:
-            return
-        error = stopping.exception()
-        if error is not None:
-            self._break(error)
+        await self._until(stopping)
+        if self.over or self._broken(stopping):
             return
         if self.task is not None:
-            await self._until(self.task, stopping=True)
+            await self._until(self.task)
         if self.over:
             return
         if self.task is not None and not self.task.cancelled() and self.task.exception() is None:
@@ -347,11 +347,15 @@ class _Play:
         await self._until(self.task)
         if self.over:
             return
-        error = None if self.task.cancelled() else self.task.exception()
-        if error is not None or self.task.cancelled():
-            self._break(error or asyncio.CancelledError("cancelled"))
-            return
-        await self._ended()
+        if not self._broken(self.task):
+            await self._ended()
+
+    def _broken(self, task: asyncio.Task[Any]) -> bool:
+        """Whether a task of the loop's has raised: then nothing more is asked of it."""
+        error = asyncio.CancelledError("cancelled") if task.cancelled() else task.exception()
+        if error is not None:
+            self._break(error)
+        return error is not None
 
     def _break(self, error: BaseException) -> None:
         """The loop raised: nothing more is asked of it."""
@@ -360,7 +364,9 @@ class _Play:
             return
         passed_on = any(error is known or error.__cause__ is known for known in self._raised)
         buffer = self._groups(self.target.buffer())
-        message = re.sub(r"/\S*/", "", str(error))[:300]  # a folder of this run is no part of what is wrong
+        message = re.sub(r"/\S*/", "", _words(error, named=False))[
+            :300
+        ]  # a folder of this run is no part of what is wrong
         self.record(Broke(self.number, type(error).__name__, message, passed_on, buffer))
         self.over = True
 
@@ -373,7 +379,7 @@ class _Play:
 
     # time
 
-    async def _until(self, task: asyncio.Task[Any], *, stopping: bool = False) -> None:
+    async def _until(self, task: asyncio.Task[Any]) -> None:
         """Lets everything happen in the plainest order until ``task`` is done, within bounds."""
         idle, known, waited = 0.0, -1, 0.0
         for _ in range(MAX_ROUNDS):
@@ -383,7 +389,7 @@ class _Play:
             if self.serving.on_the_way:
                 self.serving.let_all()
                 continue
-            aborting = stopping or self.serving.aborts > self._aborts or self.target.aborting()
+            aborting = self.serving.aborts > self._aborts or self.target.aborting()
             running = self.serving.running
             if running and (not aborting or timer is None or waited >= PATIENCE_S):
                 if aborting:
@@ -441,6 +447,16 @@ _IN_VAIN = Aborting(0)
 
 _OURS = ("Connection._reply", "_Play.")
 """The engine's side of a connection in memory, and the stage itself: no tasks of the loop's."""
+
+
+def _words(error: BaseException, *, named: bool = True) -> str:
+    """What an exception says, as text that can be written down; it may have a mind of its own."""
+    try:
+        said = str(error)
+    except Exception:
+        said = "?"
+    said = said.encode("utf-8", "replace").decode()
+    return f"{type(error).__name__}: {said}" if named else said
 
 
 def _plain(params: dict[str, Any]) -> dict[str, Any]:

@@ -101,7 +101,12 @@ class RolloutCase:
         return Finding(attempt, message, -1 if sample is None else sample, rollout)
 
     def lost(self, event: Broke) -> list[int]:
-        """The samples that a rollout which raised has left nowhere: a loop may give up, but not lose them."""
+        """The samples that a rollout which raised has left nowhere: a loop may give up, but not lose them.
+
+        None where it may drop groups, or have them in flight until the next rollout.
+        """
+        if self.history.scenario.spanning or not self.history.scenario.partial:
+            return []
         taken, handed = set[int](), set[int]()
         for known in self.history.events:
             if known is event:

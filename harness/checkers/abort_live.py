@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from harness.checkers import HOLDS, Judgement, RolloutCase
 from harness.rollouts import Broke, Ended, Left, Stopped, Straggled, Stuck
 
@@ -18,7 +20,9 @@ def check(case: RolloutCase) -> Judgement:
             problem, sample = f"is lost: the abort raises {event.error}: {event.message}", case.lost(event)[0]
         elif isinstance(event, Ended | Stopped):
             judged = True
-            problem, sample = _left(event.left)
+            # Tasks of a loop that goes on may have nothing to do with the engine: a reward that is computed, say.
+            left = event.left if isinstance(event, Stopped) else replace(event.left, tasks=())
+            problem, sample = _left(left)
         if problem is not None:
             return case.finding(event, problem, sample)
     return HOLDS if judged else None

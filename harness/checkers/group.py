@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from harness.checkers import HOLDS, Judgement, RolloutCase
-from harness.history import ABORTED, COMPLETED, PENDING, TERMINAL, Called, Raised, Requested, Returned
-from harness.rollouts import Broke, Ended, Event, Group, Member, Restarted, Stopped, Taken
+from harness.history import ABORTED, COMPLETED, PENDING, TERMINAL, TRUNCATED, Called, Raised, Requested, Returned, SampleView
+from harness.rollouts import Began, Broke, Ended, Event, Group, Member, Restarted, Stopped, Taken
 
 Problem = tuple[str, int | None]
 UNFINISHED = frozenset({PENDING, ABORTED})
@@ -28,6 +28,7 @@ class _Ledger:
         self.taken: set[int] = set()
         self.handed: dict[int, int] = {}
         self.finished: set[int] = set()
+        self.budget = self.scenario.budget
         self.left: dict[int, str] = {}
         """The status in which a sample's last call has left it."""
         self.raised: dict[int, str] = {}
@@ -36,7 +37,9 @@ class _Ledger:
 
     def book(self, event: Event) -> Iterator[Problem]:
         """Notes an event; gives what is wrong with it."""
-        if isinstance(event, Taken):
+        if isinstance(event, Began):
+            self.budget = event.budget
+        elif isinstance(event, Taken):
             yield from self._taken(event)
         elif isinstance(event, Called):
             yield from self._called(event)
@@ -75,7 +78,7 @@ class _Ledger:
 
     def _called(self, event: Called) -> Iterator[Problem]:
         kept = event.view.response_length
-        if not self.scenario.partial and kept and event.sample not in self.finished:
+        if not self.scenario.partial and kept and event.view.status not in TERMINAL:
             yield f"goes on from {kept} kept tokens, though partial rollout is off", event.sample
 
     def _ended(self, event: Ended) -> Iterator[Problem]:
@@ -89,12 +92,16 @@ class _Ledger:
         for member in _members(event.groups):
             if _unfinished(member):
                 yield f"is handed to training {_status(member)}", member.sample
-            elif self.left.get(member.sample) in UNFINISHED and member.views[-1].status == COMPLETED:
-                yield (
-                    f"is handed to training completed, but its last call left it {self.left[member.sample]}",
-                    member.sample,
-                )
+            elif self.left.get(member.sample) in UNFINISHED and self._relabelled(member.views[-1]):
+                status, left = member.views[-1].status, self.left[member.sample]
+                yield f"is handed to training {status}, but its last call left it {left}", member.sample
             self.handed[member.sample] = event.rollout
+
+    def _relabelled(self, view: SampleView) -> bool:
+        """Called finished, though nothing says so: no stop token, and room left (spec/README.md, items 1 and 2)."""
+        stopped = view.tokens[-1:] == (self.case.history.eos,)
+        early = view.status == TRUNCATED and view.response_length < self.budget
+        return not stopped and (view.status == COMPLETED or early)
 
     def _kept(self, groups: Iterable[Group], when: str) -> Iterator[Problem]:
         """What there is when the loop is at rest: every sample that was taken, once."""

@@ -19,6 +19,8 @@ def check(case: RolloutCase) -> Judgement:
             del served.setdefault(event.sample, [])[event.view.response_length :]
         elif isinstance(event, Requested):
             told[event.sample] = []  # a call that asks again keeps the tokens of its last request
+            if event.input_ids == case.history.prompts.get(event.sample):
+                served[event.sample] = []  # it begins again from the prompt
         elif isinstance(event, Delivered):
             told.setdefault(event.sample, []).extend(event.versions)
         elif isinstance(event, Returned | Raised):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from harness.checkers import HOLDS
-from harness.history import ABORTED, COMPLETED, FAILED, PENDING, TRUNCATED, Flagged
+from harness.history import ABORTED, COMPLETED, FAILED, PENDING, TRUNCATED, Called, Flagged
 from harness.rollouts import Aborting, Member, Restarted
-from tests.unit.histories import view
+from tests.unit.histories import EOS, view
 from tests.unit.loop_histories import (
     began,
     broke,
@@ -154,8 +154,21 @@ def test_GROUP_is_broken_by_training_on_what_was_called_completed_after_its_last
 def test_GROUP_holds_where_the_last_call_completed_it_or_the_loop_gave_it_up() -> None:
     done = [*HALF, *call(1, 1, before=PART, ids=(6,))]
     assert judge("GROUP", done, ended(groups((1,)))) is HOLDS
-    for status in (TRUNCATED, FAILED):
-        assert judge("GROUP", HALF, ended(((member(1, view((5,), status)),),))) is HOLDS
+    assert judge("GROUP", HALF, ended(((member(1, view((5,), FAILED)),),))) is HOLDS
+    for full, budget in ((view((5,), TRUNCATED), 1), (view((EOS,), COMPLETED), 4)):
+        half = [began(budget=budget), *HALF[1:]]
+        assert judge("GROUP", half, ended(((member(1, full),),))) is HOLDS
+
+
+def test_GROUP_is_broken_by_a_half_answer_that_is_called_truncated() -> None:
+    said = "is handed to training truncated, but its last call left it aborted"
+    assert problem("GROUP", HALF, ended(((member(1, view((5,), TRUNCATED)),),))) == (1, said)
+
+
+def test_GROUP_lets_a_finished_sample_be_called_where_partial_rollout_is_off() -> None:
+    done = view((5,), TRUNCATED)
+    told = [began(), taken((0,)), *call(0, finish="abort", after=view((5,), ABORTED)), Called(1, 0, {}, done)]
+    assert judge("GROUP", told, ended(groups((0,))), budget=1, partial=False) is not None
 
 
 def test_GROUP_does_not_know_how_a_call_of_the_process_before_left_a_sample() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -34,6 +35,12 @@ def test_PROVENANCE_is_judged_in_the_buffer_too() -> None:
 
 def test_PROVENANCE_does_not_ask_for_spans_without_tokens() -> None:
     assert judge("PROVENANCE", began(), FIRST, SECOND, ended(((kept(("1", 2), ("3", 0), ("2", 1)),),))) is HOLDS
+
+
+def test_PROVENANCE_forgets_what_a_call_that_begins_again_had() -> None:
+    again = call(0, 1, before=TWO, ids=(7, 8, 9), versions=("2", "2", "2"), after=THREE)
+    again[1] = replace(again[1], input_ids=PROMPT)  # type: ignore[type-var]
+    assert judge("PROVENANCE", began(), FIRST, again, ended(((kept(("2", 3)),),))) is HOLDS
 
 
 @pytest.mark.parametrize("count", [2, 4])
