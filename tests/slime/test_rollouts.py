@@ -77,7 +77,7 @@ from harness.stage import Stage
 from harness.targets import slime_loop
 
 root, revision, mode, rule = sys.argv[1:]
-config = settings(max_examples=60, stateful_step_count=20, database=None, deadline=None, derandomize=True,
+config = settings(max_examples=150, stateful_step_count=20, database=None, deadline=None, derandomize=True,
                   phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 run_state_machine_as_test(machine(Stage(slime_loop.load(root, revision)), mode, (rule,)), settings=config)
 """
