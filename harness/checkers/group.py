@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from harness.checkers import HOLDS, Judgement, RolloutCase
-from harness.history import ABORTED, COMPLETED, PENDING, TERMINAL, TRUNCATED, Called, Raised, Requested, Returned, SampleView
+from harness.history import (
+    ABORTED,
+    COMPLETED,
+    PENDING,
+    TERMINAL,
+    TRUNCATED,
+    Called,
+    Raised,
+    Requested,
+    Returned,
+    SampleView,
+)
 from harness.rollouts import Began, Broke, Ended, Event, Group, Member, Restarted, Stopped, Taken
 
 Problem = tuple[str, int | None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import closing
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from harness.rollouts import Broke
 from harness.scenario import Scenario, Step
 from harness.stage import Stage
 from harness.targets.reference_loop import ReferenceLoop
+from harness.targets.slime_loop import SlimeLoop
 from tests.unit.test_stage import VOCABULARY, loop, names, run
 
 
@@ -77,3 +79,17 @@ def test_a_shutdown_that_lets_everything_finish_aborts_nothing() -> None:
             await asyncio.wait(self.loop.tasks or [asyncio.create_task(asyncio.sleep(0))])
 
     assert "Straggled" not in names(run(Graceful(), Step("stop")))
+
+
+def test_what_slime_s_worker_leaves_is_cancelled_and_nothing_else() -> None:
+    names: dict[str, Any] = {"asyncio": asyncio}
+    exec(compile("async def endless():\n    await asyncio.sleep(3600)", "/elsewhere/worker.py", "exec"), names)
+
+    async def main() -> tuple[bool, Any]:
+        left = asyncio.create_task(names["endless"]())
+        worker: Any = SimpleNamespace(_work=left, _root="/elsewhere", _async=SimpleNamespace(_global_worker=1))
+        SlimeLoop._end_worker(worker)
+        await asyncio.wait([left])
+        return left.cancelled(), worker._worker
+
+    assert asyncio.run(main()) == (True, None)

@@ -115,9 +115,9 @@ def test_the_measure_runs_seeds_in_processes_of_their_own() -> None:
 def test_a_mutant_of_the_loop_is_measured_on_scenarios(monkeypatch: pytest.MonkeyPatch) -> None:
     mutant = load()["aborts-nothing"]
     among = measure.drawn(mutant, "quick", 3)
-    assert among == tuple(scenario_strategies.drawn(SCENARIOS["quick"], 3)) and len(among) == 60
+    assert among == tuple(scenario_strategies.drawn(SCENARIOS["quick"], 3)) and len(among) == SCENARIOS["quick"]
     monkeypatch.setattr(measure, "detect", lambda found, works: dict.fromkeys(found.modes, (len(works), works[0])))
-    assert measure.of_seed((mutant.id,), 3, "quick") == {mutant.id: 60}
+    assert measure.of_seed((mutant.id,), 3, "quick") == {mutant.id: SCENARIOS["quick"]}
 
 
 def test_a_mutant_that_is_not_found_in_one_of_its_modes_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
