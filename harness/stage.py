@@ -44,7 +44,7 @@ from harness.targets import CannotJudge, LoopEnvironment, LoopTarget
 
 PROMPTS = tuple(map(chr, range(ord("a"), ord("z") + 1)))
 MAX_ROUNDS = 50_000
-QUIET_ROUNDS = 200
+QUIET_ROUNDS = 40
 IDLE_S = 1_000.0
 """Virtual time in which nothing new happens, after which a rollout is stuck."""
 
