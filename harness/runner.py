@@ -114,7 +114,7 @@ class _Life:
         environment = Environment(
             runner.front.host, runner.front.port, runner.tokenizer, schedule.budget, schedule.context
         )
-        with _judgeable(self.target.name, "a sample cannot be made"):
+        with judgeable(self.target.name, "a sample cannot be made"):
             self.target.reset(environment)
             samples = [self.target.new_sample(self._start()) for _ in range(schedule.samples)]
             views = [self.target.view(s) for s in samples]
@@ -182,7 +182,7 @@ class _Life:
         self.place = place = (index, number)
         params = shared if shared is not None else self._params()
         if plan.round_trip:
-            with _judgeable(self.target.name, "the sample does not survive JSON"):
+            with judgeable(self.target.name, "the sample does not survive JSON"):
                 samples[number] = self.target.round_trip(samples[number])
                 views[number] = self.target.view(samples[number])
         self.session.begin(index, number, plan)
@@ -254,14 +254,15 @@ class _Life:
 
 
 @contextmanager
-def _judgeable(name: str, problem: str) -> Iterator[None]:
+def judgeable(name: str, problem: str) -> Iterator[None]:
     """What the client's own code raises in here makes the run one that cannot be judged."""
     try:
         yield
     except CannotJudge:
         raise
     except Exception as error:
-        raise CannotJudge(f"{name}: {problem}: {type(error).__name__}: {error}"[:300]) from error
+        what = f"{name}: {problem}: {type(error).__name__}: {error}"
+        raise CannotJudge(what.split("\n")[0][:300]) from error  # its message is one line
 
 
 def _copy(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,6 +39,7 @@ from harness.rollouts import (
     Stuck,
     Taken,
 )
+from harness.runner import judgeable
 from harness.scenario import Scenario, Step
 from harness.targets import CannotJudge, LoopEnvironment, LoopTarget
 
@@ -239,13 +240,8 @@ class _Play:
         env = LoopEnvironment(
             stage.front.host, stage.front.port, stage.tokenizer, self.scenario, PROMPTS, self.mode != PLAIN
         )
-        try:
+        with judgeable(self.target.name, "its loop cannot be set up"):
             self.target.reset(env, self)
-        except CannotJudge:
-            raise
-        except Exception as error:
-            what = f"{self.target.name}: its loop cannot be set up: {type(error).__name__}: {error}"
-            raise CannotJudge(what.split("\n")[0][:300]) from error
 
     async def step(self, step: Step) -> None:
         """Plays one step. Raises Halt when the loop does not come to rest."""
@@ -364,9 +360,8 @@ class _Play:
             return
         passed_on = any(error is known or error.__cause__ is known for known in self._raised)
         buffer = self._groups(self.target.buffer())
-        message = re.sub(r"/\S*/", "", _words(error, named=False))[
-            :300
-        ]  # a folder of this run is no part of what is wrong
+        # A folder of this run is no part of what is wrong.
+        message = re.sub(r"/\S*/", "", _words(error, named=False))[:300]
         self.record(Broke(self.number, type(error).__name__, message, passed_on, buffer))
         self.over = True
 

@@ -75,7 +75,6 @@ class Generation:
         self.version = version
         self.live = Live() if body.get("stream") is True else None
         self.reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self.orphan = False
 
     @property
     def left(self) -> int:
@@ -103,8 +102,6 @@ class Generation:
 
 class Serving:
     """The session of a scenario (see `harness.engines.Session`). ``record`` takes the events."""
-
-    split = 0
 
     def __init__(
         self,
@@ -249,7 +246,7 @@ class Serving:
         self.requests += 1
         if self.requests > MAX_REQUESTS or self._breaks(place.sample):
             return Reply(None, False, ending="drop", lost=place.fault("drop-before"))
-        engine = self._engine(payload, place)
+        engine = self._engine(payload)
         admitted = engine.admit(payload, place)
         if isinstance(admitted, Reply):
             await self._travel()
@@ -263,7 +260,6 @@ class Serving:
         try:
             return await generation.reply
         except asyncio.CancelledError:  # the client has left; the engine notices later
-            generation.orphan = True
             self._orphans.append(asyncio.get_running_loop().call_later(ORPHAN_S, self._forget, generation))
             raise
 
@@ -280,7 +276,7 @@ class Serving:
         if generation in self.running:
             self.running.remove(generation)
 
-    def _engine(self, body: Any, place: Place) -> Engine:
+    def _engine(self, body: Any) -> Engine:
         """The answer that the input continues, or a new one. Their first tokens tell them apart."""
         ids = body.get("input_ids") if isinstance(body, dict) else None
         ids = tuple(ids) if isinstance(ids, list) and all(type(i) is int for i in ids) else ()

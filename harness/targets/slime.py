@@ -111,7 +111,7 @@ class SlimeTarget:
         self.others: dict[str, ModuleType] = {}
         """The modules that `load` was asked for beside those of a single sample."""
         self.rollout: Any = rollout
-        self._rollout, self._hooks = rollout, hooks
+        self._hooks = hooks
         self._http: Any = http
         self._sample_class: Any = getattr(types, "Sample", None)
         if self._sample_class is None or not hasattr(self._sample_class, "Status"):
@@ -151,14 +151,12 @@ class SlimeTarget:
         """Forget everything of the run before. Called inside the running loop."""
         self.args = Args(**_args(env))
         self._tokenizer = env.tokenizer
-        if hasattr(self._rollout, "prepare_model_inputs"):
+        if hasattr(self.rollout, "prepare_model_inputs"):
             self._tokenizer = _NoTemplate(env.tokenizer)
-        if self._singletons is not None:
-            self._singletons._instances.clear()
         for name, empty in (("TOKENIZER", None), ("SEMAPHORE", None)):  # before GenerateState
-            if hasattr(self._rollout, name):
-                setattr(self._rollout, name, empty)
-        cached = getattr(self._rollout, "EVAL_PROMPT_DATASET", None)
+            if hasattr(self.rollout, name):
+                setattr(self.rollout, name, empty)
+        cached = getattr(self.rollout, "EVAL_PROMPT_DATASET", None)
         if isinstance(cached, dict):
             cached.clear()
         self._open_client()
@@ -173,7 +171,7 @@ class SlimeTarget:
         """Makes GenerateState from the present ``args``."""
         if self._singletons is not None:
             self._singletons._instances.clear()
-        state_class = getattr(self._rollout, "GenerateState", None)
+        state_class = getattr(self.rollout, "GenerateState", None)
         if self._singletons is not None and isinstance(state_class, self._singletons):
             assert state_class is not None
             self._state = state_class(self.args)
@@ -317,7 +315,7 @@ class SlimeTarget:
     def _require_images(self) -> None:
         takes = "multimodal_inputs" in self._fields
         # These read images out of a prompt that is a list of chat messages.
-        if not takes or hasattr(self._rollout, "prepare_model_inputs"):
+        if not takes or hasattr(self.rollout, "prepare_model_inputs"):
             raise CannotJudge(f"{self.name} takes no images beside a prompt", not_applicable=True)
 
     def _processor(self, text: str, images: Sequence[Any] = (), **_: Any) -> dict[str, Any]:
