@@ -26,7 +26,6 @@ def load() -> dict[str, Mutant]:
     return dict(sorted(declared.items(), key=lambda item: list(spec.RULES).index(item[1].rule)))
 
 
-@lru_cache(maxsize=1)
 def _ledger() -> dict[str, dict[str, str]]:
     return tomllib.loads(Path(__file__).with_name("reports.toml").read_text(encoding="utf-8"))
 

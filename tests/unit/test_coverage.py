@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 import tokenize
 import tomllib
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -122,6 +124,39 @@ def test_searches_and_draws_do_not_count(measured: bool) -> None:
 
 def test_a_folder_that_does_not_count_is_there() -> None:
     assert all((ROOT / "tests" / folder).is_dir() for folder in SEARCHES)
+
+
+CACHED: dict[str, list[tuple[Any, ...]]] = {
+    "harness.corpus.load": [()],
+    "harness.mutants.load": [()],
+    "harness.mutants.measure._draw": [("sample", False, "quick", 0), ("rollout", False, "quick", 0)],
+    "harness.tokenizer.load": [(None,), ("/",)],
+    "harness.version.digest": [()],
+    "reference_impl.generate._load": [("/",)],
+    "spec._rules": [()],
+}
+"""Functions that run once a process, with arguments that take every way through them."""
+
+
+@pytest.mark.parametrize("name", CACHED)
+def test_what_runs_once_is_measured_whichever_test_came_first(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search that is not measured may have filled the cache in this process."""
+    tokenizers = SimpleNamespace(AutoTokenizer=SimpleNamespace(from_pretrained=lambda *_, **__: "a tokenizer"))
+    monkeypatch.setitem(sys.modules, "transformers", tokenizers)
+    module, _, function = name.rpartition(".")
+    for arguments in CACHED[name]:
+        assert getattr(import_module(module), function).__wrapped__(*arguments)
+
+
+def test_every_function_that_runs_once_is_known() -> None:
+    decorated = re.compile(r"@(?:lru_cache|cache)\b.*\ndef (\w+)")
+    found = {
+        ".".join([*path.relative_to(ROOT).with_suffix("").parts, function]).replace(".__init__", "")
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        for function in decorated.findall(path.read_text(encoding="utf-8"))
+    }
+    assert found == set(CACHED)
 
 
 def test_the_test_command_measures_what_it_runs_in_full() -> None:
