@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from importlib import import_module
 from itertools import chain
@@ -21,6 +21,7 @@ from itertools import chain
 import spec
 from harness import corpus
 from harness.checkers import LOOP_RULE_IDS, Finding
+from harness.events import Progress, Tell, ignore
 from harness.history import INCREMENTAL, PLAIN, STREAM, TERMINAL, Halted, Raised, Requested
 from harness.isolation import Ready, Worker
 from harness.options import PROFILES, QUICK_BUDGET, ROLLOUT_ENGINE, SCENARIOS, Options, faulty_count
@@ -28,22 +29,12 @@ from harness.search import Key, Search, rules
 from harness.shrink import shrink
 from harness.targets import CannotJudge
 from harness.verdict import INVALID, UNKNOWN, VALID, Counterexample, Result
-from harness.work import ROLLOUT, SAMPLE, Work, level
+from harness.work import ROLLOUT, SAMPLE, Run, Work, level
 
 CONFIRMATIONS = 2
 """Times a counterexample must fail again in a fresh process: a client may fail every other time."""
 
 INTERRUPTED = "interrupted"
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Where the work stands; ``total`` counts schedules of this phase."""
-
-    engine: str
-    phase: str
-    done: int
-    total: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +62,7 @@ class Report:
     """Runs that do not apply to the target, by reason."""
 
 
-def check(options: Options, tell: Callable[[Progress], None] = lambda progress: None) -> Report:
+def check(options: Options, tell: Tell = ignore) -> Report:
     """Checks the target. Raises CannotJudge or HarnessFault; Ctrl-C gives what is known so far."""
     begin, ready, complete = time.monotonic(), Ready("", (), {}, ()), True
     results: list[Result] = []
@@ -147,9 +138,7 @@ def _modes(ready: Ready, wanted: tuple[str, ...] | None, on: str) -> tuple[str, 
 class _Check:
     """The work on one front: the corpus, the search, and what becomes of what it found."""
 
-    def __init__(
-        self, worker: Worker, modes: tuple[str, ...], options: Options, engine: str, tell: Callable[[Progress], None]
-    ) -> None:
+    def __init__(self, worker: Worker, modes: tuple[str, ...], options: Options, engine: str, tell: Tell) -> None:
         self.search = Search(worker, modes, options, engine, worker.level)
         self.worker, self.options, self.engine, self.tell = worker, options, engine, tell
         self.covered: Covered | None = None
@@ -158,19 +147,10 @@ class _Check:
 
     def run(self, until: float | None = None) -> None:
         """Searches, shrinks and confirms. ``until``: the monotonic time at which no new portion is begun."""
-        entries = (entry.work for entry in corpus.load() if level(entry.work) == self.worker.level)
-        known = [w for w in entries if self.options.profile != "quick" or w.budget <= QUICK_BUDGET]
-        self._observe("corpus", known, len(known))
-        runs = self.search.histories.values()
-        if not any(isinstance(e, Requested) for run in runs if not isinstance(run, CannotJudge) for e in run.events):
-            raise CannotJudge(self._silent())
-        if self.options.spread:
-            self._spread(until)
-        elif self.worker.level == ROLLOUT:
-            self._draw_scenarios(SCENARIOS[self.options.profile])
-        else:
-            self._draw("drawn", PROFILES[self.options.profile], faulty=False)
-            self._draw("faulty engine", faulty_count(self.options.profile), faulty=True)
+        for look in (self._stored, self._known_faults, partial(self._random, until)):
+            look()
+            if self.options.hasty and self._all_broken():
+                break
         if any(tally.broken is not None for tally in self.search.tallies.values()):
             fresh = self.worker.twin()
             fresh.launch()  # loads while this one shrinks
@@ -194,6 +174,32 @@ class _Check:
         return f"no request of {name} reached the engine {self.engine}{said}"
 
     # searching
+
+    def _stored(self) -> None:
+        stored = [w for w in self.options.first if level(w) == self.worker.level]
+        if stored:
+            self._observe("replay", stored, len(stored))
+
+    def _known_faults(self) -> None:
+        entries = (entry.work for entry in corpus.load() if level(entry.work) == self.worker.level)
+        known = [w for w in entries if self.options.profile != "quick" or w.budget <= QUICK_BUDGET]
+        self._observe("corpus", known, len(known))
+        runs = self.search.histories.values()
+        if not any(isinstance(e, Requested) for run in runs if not isinstance(run, CannotJudge) for e in run.events):
+            raise CannotJudge(self._silent())
+
+    def _random(self, until: float | None) -> None:
+        if self.options.spread:
+            self._spread(until)
+        elif self.worker.level == ROLLOUT:
+            self._draw_scenarios(SCENARIOS[self.options.profile])
+        else:
+            self._draw("drawn", PROFILES[self.options.profile], faulty=False)
+            self._draw("faulty engine", faulty_count(self.options.profile), faulty=True)
+
+    def _all_broken(self) -> bool:
+        """Whether each rule is broken in each mode; an engine's own faults do not count."""
+        return all(t.broken is not None for (_, _, faulty), t in self.search.tallies.items() if not faulty)
 
     def _observe(self, phase: str, schedules: Iterable[Work], total: int) -> None:
         self.search.observe_all(schedules, lambda done: self.tell(Progress(self.engine, phase, done, total)))
@@ -282,6 +288,14 @@ class _Check:
                     del self.found[key]
                     self.flaky[key] = f"flaky: [{example.schedule}] fails, and in a fresh process it does not"
                     break
+            else:
+                self.found[key] = replace(example, others=tuple(self._in_other_modes(key[1], example.schedule)))
+
+    def _in_other_modes(self, mode: str, schedule: Work) -> Iterator[Run]:
+        for other in self.search.modes:
+            run = self.search.history(schedule, other)
+            if other != mode and not isinstance(run, CannotJudge):
+                yield run
 
     def _is_broken(self, key: Key, schedule: Work) -> bool:
         return self.search.breaks(key, schedule) is not None
@@ -313,7 +327,8 @@ class _Check:
                     continue  # most rules are not touched by the few faults of an engine
                 verdict, reason = UNKNOWN, "no schedule put it to the test"
             found, on = self.found.get(key), self.worker.level
-            yield Result(rule, must, mode, self.engine, verdict, tally.judged, reason, found, faulty, on)
+            kinds = tuple(sorted(tally.kinds.items()))
+            yield Result(rule, must, mode, self.engine, verdict, tally.judged, reason, found, faulty, on, kinds)
 
 
 def _kind(finding: Finding) -> str:

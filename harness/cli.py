@@ -117,7 +117,7 @@ def check(
     from harness.check import check as run
     from harness.options import LEVEL_SETS, MODE_SETS, Options
     from harness.pool import BadJournal
-    from harness.reporters import jsonfile, terminal
+    from harness.reporters import jsonfile, terminal, violations
     from harness.verdict import exit_status
 
     levels = LEVEL_SETS[level.value]
@@ -151,13 +151,12 @@ def check(
                 report = run(options, tell)
         except BadJournal as error:
             raise Failed(USAGE, str(error)) from error
-    stored = _Stored(report, failures, _arguments(target, path, rev, twin, tokenizer))
-    stored.write()
+    broken = violations.store(violations.of(report), failures, _arguments(target, path, rev, twin, tokenizer), _say)
     if out is not None:
         with contextlib.suppress(OSError):  # a full disk or a reader that left changes no verdict
-            terminal.show(out, report, stored.screens())
+            terminal.show(out, report, broken)
     if json_file is not None:
-        _write(lambda: jsonfile.write(json_file, jsonfile.data(report, stored.replays, stored.summaries)), json_file)
+        _write(lambda: jsonfile.write(json_file, jsonfile.data(report, broken)), json_file)
     if not report.complete:
         raise Failed(INTERRUPTED, "interrupted; the verdicts above are what was known by then")
     raise typer.Exit(exit_status(list(report.results), strict=strict))
@@ -231,7 +230,7 @@ def mutants(
     docs: Annotated[Path | None, typer.Option(help="Write the table as Markdown, as in docs/mutants.md.")] = None,
 ) -> None:
     """Run the planted faults: each must be found by its rule, in every seed."""
-    from harness.check import Progress
+    from harness.events import Progress
     from harness.mutants import load
     from harness.mutants.measure import measure
     from harness.reporters import jsonfile
@@ -288,60 +287,6 @@ def _versions() -> str:
 
 def _store(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
-
-
-class _Stored:
-    """The violations of a report as screens, files and commands, by their place in its results."""
-
-    def __init__(self, report: Any, directory: Path, arguments: list[str]) -> None:
-        from harness.reporters import failure
-
-        self.report, self.directory, self.arguments = report, directory, arguments
-        self.replays: dict[int, str] = {}
-        self.lines: dict[int, list[str]] = {
-            place: failure.lines(
-                result.rule,
-                report.ready.name,
-                result.mode,
-                result.engine,
-                result.counterexample.finding,
-                result.counterexample.history,
-                faulty_engine=result.faulty_engine,
-            )
-            for place, result in enumerate(report.results)
-            if result.counterexample is not None
-        }
-        self.summaries = {place: "\n".join(lines) for place, lines in self.lines.items()}
-
-    def write(self) -> None:
-        """Writes the failure files. A folder that cannot be written is said once, and loses nothing else."""
-        from harness import replay as stored
-
-        options = self.report.options
-        name = self.report.ready.name.partition("@")[0]
-        for place, summary in self.summaries.items():
-            result = self.report.results[place]
-            try:
-                file = stored.write(self.directory, result, name, options.target.revision, summary, options.seed)
-            except OSError as error:
-                _say(f"cannot write {self.directory}: {error.strerror}; violations are not stored")
-                return
-            self.replays[place] = shlex.join(["rolloutcheck", "replay", str(file), *self.arguments])
-
-    def screens(self) -> Iterator[list[str]]:
-        """One screen a rule: its first violation, and where else it is broken."""
-        groups: dict[tuple[str, bool], list[int]] = {}
-        for place in self.lines:
-            result = self.report.results[place]
-            groups.setdefault((result.rule, result.faulty_engine), []).append(place)
-        for first, *rest in groups.values():
-            *body, why = self.lines[first]
-            if rest:
-                others = (self.report.results[place] for place in rest)
-                body.append("  also     " + ", ".join(dict.fromkeys(f"{r.mode} {r.engine}" for r in others)))
-            if first in self.replays:
-                body.append(f"  replay   {self.replays[first]}")
-            yield [*body, why]
 
 
 def _rules(wanted: list[str], levels: tuple[str, ...]) -> tuple[str, ...]:
@@ -475,10 +420,10 @@ def _progress(console: Any) -> Iterator[Callable[[Any], None]]:
     if not console.is_terminal:
 
         def line(state: Any) -> None:
-            if (state.engine, state.phase) not in seen:
-                seen.add((state.engine, state.phase))
+            if (state.where, state.phase) not in seen:
+                seen.add((state.where, state.phase))
                 with contextlib.suppress(OSError):
-                    console.print(f"{state.engine}: {state.phase}, {state.total}", markup=False, highlight=False)
+                    console.print(f"{state.where}: {state.phase}, {state.total}", markup=False, highlight=False)
 
         yield line
         return
@@ -487,7 +432,7 @@ def _progress(console: Any) -> Iterator[Callable[[Any], None]]:
         task = bar.add_task("starting", total=None)
 
         def update(state: Any) -> None:
-            bar.update(task, description=f"{state.engine} {state.phase}", completed=state.done, total=state.total)
+            bar.update(task, description=f"{state.where} {state.phase}", completed=state.done, total=state.total)
 
         yield update
 

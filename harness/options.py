@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from harness.history import INCREMENTAL, PLAIN, STREAM
 from harness.isolation import RUN_LIMIT_S
 from harness.targets.spec import TargetSpec
-from harness.work import ROLLOUT, SAMPLE
+from harness.work import ROLLOUT, SAMPLE, Work
 
 PROFILES = {"quick": 30, "ci": 300, "deep": 800_000}
 """Schedules drawn on a conforming engine; a quarter as many again on a faulty one."""
@@ -36,6 +36,9 @@ class Options:
     (`harness.scope`). ``jobs``, ``limit_s``, ``journal`` and ``ray`` spread the
     work over processes (`harness.pool`): how many, for how long at most in
     seconds, the file to go on from, and the address of a Ray cluster.
+
+    ``first`` is run before anything else: what is known to have failed before.
+    A ``hasty`` check looks no further once all that was asked for is broken.
     """
 
     target: TargetSpec
@@ -52,6 +55,8 @@ class Options:
     journal: str | None = None
     ray: str | None = None
     levels: tuple[str, ...] = (SAMPLE,)
+    first: tuple[Work, ...] = ()
+    hasty: bool = False
 
     @property
     def spread(self) -> bool:

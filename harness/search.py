@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import spec
@@ -35,7 +35,7 @@ LOOKAHEAD = 4
 MAX_HISTORIES = 20_000
 COMPARES_MODES = ("MODE-EQ", "RETRY")
 
-ROW = ("rule", "mode", "faulty", "judged", "broken", "unknown", "reason")
+ROW = ("rule", "mode", "faulty", "judged", "broken", "unknown", "reason", "kinds")
 """What `to_json` writes of a tally."""
 
 Key = tuple[str, str, bool]
@@ -60,12 +60,18 @@ class Tally:
 
     ``judged`` schedules put it to the test, ``broken`` is the smallest that
     broke it; ``unknown`` runs could not be judged, ``reason`` is the first one's.
+    ``kinds`` counts the schedules that put it to the test by what interrupts them.
     """
 
     judged: int = 0
     broken: Work | None = None
     unknown: int = 0
     reason: str = ""
+    kinds: Counter[str] = field(default_factory=Counter)
+
+    def judges(self, schedule: Work) -> None:
+        self.judged += 1
+        self.kinds.update(set(schedule.kinds))
 
     def cannot(self, reason: str, runs: int = 1) -> None:
         self.reason = self.reason or reason
@@ -84,7 +90,7 @@ def _rank(schedule: Work) -> tuple[bool, tuple[int, ...]]:
 def to_json(tallies: dict[Key, Tally]) -> list[Any]:
     """The tallies that say something, as JSON data."""
     return [
-        [*key, t.judged, None if t.broken is None else work.to_json(t.broken), t.unknown, t.reason]
+        [*key, t.judged, None if t.broken is None else work.to_json(t.broken), t.unknown, t.reason, dict(t.kinds)]
         for key, t in tallies.items()
         if t != Tally()
     ]
@@ -121,9 +127,10 @@ class Search:
 
     def add(self, found: list[Any]) -> None:
         """Adds the tallies of another search, as `to_json` gives them."""
-        for rule, mode, faulty, judged, broken, unknown, reason in found:
+        for rule, mode, faulty, judged, broken, unknown, reason, kinds in found:
             tally = self.tallies[rule, mode, faulty]
             tally.judged += judged
+            tally.kinds.update(kinds)
             if broken is not None:
                 tally.breaks(work.from_json(broken))
             if unknown:
@@ -213,7 +220,7 @@ class Search:
                 if isinstance(judgement, str):
                     tally.cannot(judgement)
                 elif judgement is not None:
-                    tally.judged += 1
+                    tally.judges(schedule)
                 if isinstance(judgement, Finding):
                     self._broken(rule, mode, schedule)
 

@@ -14,16 +14,22 @@ CONFORMS, VIOLATES, USAGE, FAULT, CANNOT, INTERRUPTED = 0, 1, 2, 3, 125, 130
 
 @dataclass(frozen=True, slots=True)
 class Counterexample:
-    """The smallest schedule or scenario found that breaks a rule, and the history that shows it."""
+    """The smallest schedule or scenario found that breaks a rule, and the history that shows it.
+
+    ``others``: what the target does with it in its other modes, whether they break the rule or not.
+    """
 
     schedule: Work
     finding: Finding
     history: Run
+    others: tuple[Run, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
     """A rule's verdict in one mode on one engine. ``schedules`` put it to the test.
+
+    ``kinds``: how many of them held each kind of interruption, or step.
 
     ``on``: judged on single samples or on whole rollouts (`harness.work.LEVELS`).
 
@@ -40,6 +46,7 @@ class Result:
     counterexample: Counterexample | None = None
     faulty_engine: bool = False
     on: str = SAMPLE
+    kinds: tuple[tuple[str, int], ...] = ()
 
     def gates(self, strict: bool) -> bool:
         return strict or (self.level == "MUST" and not self.faulty_engine)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from harness.check import Report
+from harness.reporters.violations import Violations
 from harness.version import version
 from harness.work import to_json
 
 
-def data(report: Report, replays: Mapping[int, str], summaries: Mapping[int, str]) -> dict[str, Any]:
-    """The report as JSON data.
-
-    ``replays`` and ``summaries`` are the commands and screens of the violations, by their place in the results.
-    """
+def data(report: Report, violations: Violations) -> dict[str, Any]:
+    """The report as JSON data."""
     options = report.options
     return {
         "tool": "rolloutcheck",
@@ -44,12 +41,13 @@ def data(report: Report, replays: Mapping[int, str], summaries: Mapping[int, str
                 if r.counterexample is None
                 else {
                     **to_json(r.counterexample.schedule),
-                    "summary": summaries.get(i, r.reason),
-                    "replay": replays.get(i, ""),
+                    "summary": violations[i].summary,
+                    "replay": violations[i].replay,
                 },
                 "reason": r.reason,
                 "faulty_engine": r.faulty_engine,
                 "on": r.on,
+                "kinds": dict(r.kinds),
             }
             for i, r in enumerate(report.results)
         ],

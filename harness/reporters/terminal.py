@@ -15,6 +15,7 @@ from rich.text import Text
 from harness.check import INTERRUPTED, Report
 from harness.history import MODES
 from harness.reporters.calls import count
+from harness.reporters.violations import Violations, screens
 from harness.verdict import INVALID, UNKNOWN, VALID, Result
 from harness.work import ROLLOUT, SAMPLE
 
@@ -47,8 +48,8 @@ def _cell(results: list[Result]) -> Text:
     return Text(f"{verdict} {count}" if count else verdict, style=STYLE[verdict])
 
 
-def show(console: Console, report: Report, screens: Iterable[list[str]]) -> None:
-    """Everything a person needs; ``screens`` are the violations, each once."""
+def show(console: Console, report: Report, violations: Violations) -> None:
+    """Everything a person needs."""
     name, options = report.ready.name, report.options
     samples = [r for r in report.results if r.on == SAMPLE]
     conforming = [r for r in samples if not r.faulty_engine]
@@ -75,7 +76,7 @@ def show(console: Console, report: Report, screens: Iterable[list[str]]) -> None
         console.print(f"{count(runs, 'run')} left out: {reason}", markup=False, highlight=False, soft_wrap=True)
     for reason in unknowns(report.results):
         console.print(reason, style=STYLE[UNKNOWN], markup=False, highlight=False, soft_wrap=True)
-    for lines in screens:
+    for lines in screens(violations):
         console.print()
         console.print(lines[0], style=STYLE[INVALID], markup=False, highlight=False, soft_wrap=True)
         for line in lines[1:]:

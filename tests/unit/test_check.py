@@ -11,8 +11,9 @@ import spec
 from harness import check as module
 from harness import corpus, search
 from harness import options as options_module
-from harness.check import Progress, Report, check
+from harness.check import Report, check
 from harness.checkers import RULE_IDS, Case, Judgement, checker
+from harness.events import Event, Progress
 from harness.history import INCREMENTAL, MODES, PLAIN, STREAM, Halted, History
 from harness.isolation import Ready
 from harness.options import MODE_SETS, PROFILES, QUICK_BUDGET, Options
@@ -333,13 +334,13 @@ def test_the_same_seed_runs_the_same_schedules(checked: Callable[..., Report]) -
 
 
 def test_progress_counts_to_its_total(checked: Callable[..., Report], monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[Progress] = []
+    said: list[Event] = []
     checked(forgets_subtraction, rules=("BUDGET",))
     check(Options(TargetSpec("reference"), rules=("BUDGET",), profile="quick"), said.append)
-    phases = list(dict.fromkeys(p.phase for p in said))
+    phases = list(dict.fromkeys(p.phase for p in said if isinstance(p, Progress)))
     assert phases == ["corpus", "drawn", "faulty engine", "shrinking"]
     for phase in phases:
-        steps = [p for p in said if p.phase == phase]
+        steps = [p for p in said if isinstance(p, Progress) and p.phase == phase]
         assert [p.done for p in steps] == list(range(steps[0].total))
 
 

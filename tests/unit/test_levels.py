@@ -15,8 +15,9 @@ from referencing import Registry, Resource
 from harness import again, corpus, inline, isolation, options, pool, replay, scenario_strategies
 from harness import check as module
 from harness.again import CANNOT_RUN, FIXED, STILL_FAILS
-from harness.check import Progress, Report, check
+from harness.check import Report, check
 from harness.checkers import ROLLOUT_RULE_IDS
+from harness.events import Event, Tell, ignore
 from harness.history import INCREMENTAL, PLAIN, STREAM, Halted
 from harness.inline import Inline
 from harness.isolation import Ready, Worker
@@ -93,7 +94,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Checked:
     def make(
         loop: type[Rollout] = Rollout,
         source: type[DataSource] = DataSource,
-        tell: Callable[[Progress], None] = lambda progress: None,
+        tell: Tell = ignore,
         **given: Any,
     ) -> Report:
         monkeypatch.setattr(InProcess, "ran", [], raising=False)
@@ -138,7 +139,7 @@ def test_a_level_without_a_rule_that_was_asked_for_is_left_out(checked: Checked,
 
 
 def test_the_corpus_comes_first_and_then_what_is_drawn(checked: Checked) -> None:
-    told: list[Progress] = []
+    told: list[Event] = []
     checked(tell=told.append, rules=("GROUP",))
     counted = [(p.phase, p.done, p.total) for p in told]
     assert counted == [("corpus", 0, 1), *(("whole rollouts", done, 6) for done in range(6))]

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -105,16 +106,16 @@ def test_tallies_survive_the_way_between_processes() -> None:
     options = Options(REFERENCE, rules=("BUDGET", "STATUS"))
     one, two = Search(None, MODES, options, "inproc"), Search(None, MODES, options, "inproc")  # type: ignore[arg-type]
     large, small = Schedule(budget=3, attempts=(Attempt("abort", after=2),)), Schedule(attempts=(Attempt("abort"),))
-    one.tallies["BUDGET", PLAIN, False] = Tally(4, large)
+    one.tallies["BUDGET", PLAIN, False] = Tally(4, large, kinds=Counter({"abort": 3}))
     one.tallies["STATUS", PLAIN, True] = Tally(1, None, 2, "first")
     found = json.loads(json.dumps(to_json(one.tallies)))
     assert len(found) == 2
     two.add(found)
     assert two.tallies == one.tallies
-    one.tallies["BUDGET", PLAIN, False] = Tally(1, small)
+    one.tallies["BUDGET", PLAIN, False] = Tally(1, small, kinds=Counter({"abort": 1, "http": 1}))
     one.tallies["STATUS", PLAIN, True] = Tally(0, None, 1, "second")
     two.add(to_json(one.tallies))
-    assert two.tallies["BUDGET", PLAIN, False] == Tally(5, small)
+    assert two.tallies["BUDGET", PLAIN, False] == Tally(5, small, kinds=Counter({"abort": 4, "http": 1}))
     assert two.tallies["STATUS", PLAIN, True] == Tally(1, None, 3, "first")
 
 

@@ -19,6 +19,7 @@ from harness.history import INCREMENTAL, PLAIN, STREAM, TRUNCATED, History
 from harness.isolation import Ready
 from harness.options import Options
 from harness.reporters import failure, jsonfile, terminal
+from harness.reporters.violations import Violation, Violations
 from harness.runner import Runner
 from harness.schedule import Attempt, Schedule
 from harness.targets.function import FunctionTarget
@@ -218,16 +219,20 @@ RESULTS = (
 )
 
 
-def printed(width: int, shown: Report, screens: list[list[str]], **options: bool) -> str:
+def shows(*lines: str) -> Violation:
+    return Violation(RESULTS[0], "client", "", 4, lines)
+
+
+def printed(width: int, shown: Report, found: Violations | None = None, **options: bool) -> str:
     out = io.StringIO()
-    terminal.show(Console(file=out, width=width, **options), shown, screens)  # type: ignore[arg-type]
+    terminal.show(Console(file=out, width=width, **options), shown, found or {})  # type: ignore[arg-type]
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
 def test_what_was_left_out_is_said() -> None:
     shown = replace(report(result("BUDGET")), skipped=(("client has no worker", 2), ("client takes no lists", 1)))
     said = ["2 runs left out: client has no worker", "1 run left out: client takes no lists"]
-    assert [line for line in printed(100, shown, []).splitlines() if "left out" in line] == said
+    assert [line for line in printed(100, shown).splitlines() if "left out" in line] == said
 
 
 @pytest.mark.parametrize(
@@ -241,12 +246,12 @@ def test_what_was_left_out_is_said() -> None:
 def test_how_much_of_spread_work_was_done(covered: Covered, size: int | None, line: str) -> None:
     shown = report(result("BUDGET"))
     shown = replace(shown, covered=covered, options=replace(shown.options, scope=size))
-    assert printed(100, shown, []).splitlines()[1] == line
+    assert printed(100, shown).splitlines()[1] == line
 
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_table(width: int) -> None:
-    assert printed(width, report(*RESULTS), [["BUDGET violated   client", "  attempt 1"]]) == screen("""
+    assert printed(width, report(*RESULTS), {0: shows("BUDGET violated   client", "  attempt 1")}) == screen("""
 client   engine inproc, loopback   profile quick   seed 4   1.2 s
 
  rule        level    plain        stream      incremental
@@ -275,33 +280,35 @@ def test_what_is_long_is_not_wrapped(width: int) -> None:
     """A command that is broken in two cannot be copied."""
     command = "  replay   rolloutcheck replay " + "x" * 200
     reason = "[bold]y[/bold] " * 20
-    shown = printed(width, report(result("BUDGET", verdict=UNKNOWN, reason=reason)), [["head", command]]).splitlines()
+    shown = printed(
+        width, report(result("BUDGET", verdict=UNKNOWN, reason=reason)), {0: shows("head", command)}
+    ).splitlines()
     assert command in shown
     assert f"unknown: BUDGET plain: {reason}".rstrip() in shown
 
 
 def test_a_long_headline_is_not_wrapped() -> None:
     name = "some_package.some_module:some_function_with_a_name" * 2
-    assert printed(80, report(RESULTS[2], name=name), []).splitlines()[0].endswith(" s")
+    assert printed(80, report(RESULTS[2], name=name)).splitlines()[0].endswith(" s")
 
 
 def test_a_cell_is_the_worst_of_its_engines() -> None:
     two = (result("BUDGET"), result("BUDGET", verdict=UNKNOWN, count=2, reason="r"))
-    assert " BUDGET   MUST    unknown 11" in printed(80, report(*two), [])
+    assert " BUDGET   MUST    unknown 11" in printed(80, report(*two))
 
 
 def test_colours_are_for_terminals_and_NO_COLOR_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
     shown = report(*RESULTS)
-    assert "\x1b" not in printed(80, shown, [])
-    assert "\x1b[1;31minvalid 91" in printed(80, shown, [], force_terminal=True)
+    assert "\x1b" not in printed(80, shown)
+    assert "\x1b[1;31minvalid 91" in printed(80, shown, force_terminal=True)
     monkeypatch.setenv("NO_COLOR", "1")
-    assert "31m" not in printed(80, shown, [], force_terminal=True)
+    assert "31m" not in printed(80, shown, force_terminal=True)
 
 
 def test_json_says_what_the_report_says(capsys: pytest.CaptureFixture[str]) -> None:
-    data = jsonfile.data(report(*RESULTS), {0: "the command"}, {0: "the screen"})
+    data = jsonfile.data(report(*RESULTS), {0: replace(shows("the screen"), replay="the command")})
     assert (data["target"], data["engine"], data["seed"], data["revision"]) == ("client", "inproc,loopback", 4, None)
     first, *rest = data["results"]
     assert first["counterexample"]["summary"] == "the screen" and first["counterexample"]["replay"] == "the command"

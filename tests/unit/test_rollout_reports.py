@@ -14,6 +14,7 @@ from harness.history import ABORTED, PLAIN, Halted
 from harness.isolation import Ready
 from harness.options import Options
 from harness.reporters import failure, jsonfile, rollouts, terminal
+from harness.reporters.violations import Violation
 from harness.rollouts import Aborting, Broke, Event, Left, Restarted, RolloutHistory, Straggled, Stuck, Updated
 from harness.scenario import Scenario, Step
 from harness.targets.spec import TargetSpec
@@ -197,7 +198,7 @@ REPORT = Report(
 
 def test_whole_rollouts_have_a_table_of_their_own() -> None:
     out = io.StringIO()
-    terminal.show(Console(file=out, width=80), REPORT, [])
+    terminal.show(Console(file=out, width=80), REPORT, {})
     assert (
         "\n".join(line.rstrip() for line in out.getvalue().splitlines())
         == """
@@ -219,12 +220,13 @@ Over whole rollouts:
 
 def test_without_single_samples_there_is_one_table() -> None:
     out = io.StringIO()
-    terminal.show(Console(file=out, width=80), replace(REPORT, results=REPORT.results[1:]), [])
+    terminal.show(Console(file=out, width=80), replace(REPORT, results=REPORT.results[1:]), {})
     assert out.getvalue().count(" rule ") == 1
 
 
 def test_json_holds_the_scenario_and_says_on_what_a_rule_was_judged() -> None:
-    first, second, last = jsonfile.data(REPORT, {2: "command"}, {2: "screen"})["results"]
+    stored = Violation(REPORT.results[2], "client", "", 0, ("screen",), "file", "command")
+    first, second, last = jsonfile.data(REPORT, {2: stored})["results"]
     assert [first["on"], second["on"], last["on"]] == ["sample", "rollout", "rollout"]
     assert last["counterexample"] == {
         "scenario": {"budget": 1, "steps": [{"kind": "kill"}]},

@@ -17,8 +17,9 @@ import typer
 
 import harness.check
 from harness import again, cli, tokenizer
-from harness.check import Options, Progress, Report
+from harness.check import Options, Report
 from harness.checkers import Finding
+from harness.events import Progress, Tell
 from harness.history import INCREMENTAL, MODES, PLAIN, STREAM
 from harness.isolation import HarnessFault, Ready
 from harness.pool import BadJournal
@@ -82,7 +83,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Options]]:
     def outcome(*results: Result, complete: bool = True, then: Callable[[Any], None] = lambda tell: None) -> Any:
         asked: list[Options] = []
 
-        def check(options: Options, tell: Callable[[Progress], None]) -> Report:
+        def check(options: Options, tell: Tell) -> Report:
             asked.append(options)
             then(tell)
             return Report(Ready("client", MODES, {}, ()), options, results, 1.0, complete)
@@ -168,7 +169,7 @@ def test_a_rule_that_is_broken_in_several_modes_has_one_screen(
 
 
 def test_progress_is_a_line_a_phase_where_nobody_watches(say: Callable[..., Said], checked: Callable[..., Any]) -> None:
-    def work(tell: Callable[[Progress], None]) -> None:
+    def work(tell: Tell) -> None:
         for phase in ("corpus", "drawn"):
             for done in range(3):
                 tell(Progress("inproc", phase, done, 3))
