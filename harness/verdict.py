@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.checkers import Finding
@@ -52,13 +53,14 @@ class Result:
         return strict or (self.level == "MUST" and not self.faulty_engine)
 
 
-def exit_status(results: list[Result], *, strict: bool) -> int:
-    """0, 1 or 125: among the verdicts that gate, invalid beats unknown beats valid.
+def gating(results: Sequence[Result], *, strict: bool) -> list[Result]:
+    """The verdicts that decide the status. Where only SHOULD rules were asked for, they gate."""
+    return [r for r in results if r.gates(strict)] or [r for r in results if not r.faulty_engine]
 
-    Where only SHOULD rules were asked for, they gate.
-    """
-    gating = [r for r in results if r.gates(strict)] or [r for r in results if not r.faulty_engine]
-    verdicts = {r.verdict for r in gating}
+
+def exit_status(results: Sequence[Result], *, strict: bool) -> int:
+    """0, 1 or 125: among the verdicts that gate, invalid beats unknown beats valid."""
+    verdicts = {r.verdict for r in gating(results, strict=strict)}
     if INVALID in verdicts:
         return VIOLATES
     return CANNOT if UNKNOWN in verdicts or not verdicts else CONFORMS

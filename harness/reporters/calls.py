@@ -17,20 +17,25 @@ def cells(turn: Turn) -> tuple[str, str, str, str]:
     got = "" if last is None else f"got {len(last.ids)}"
     if len(turn.exchanges) > 1:
         asked += f", {len(turn.exchanges)} times"
-    return asked, got, _end(turn), _after(turn)
+    return asked, got, _end(turn), after(turn)
 
 
 def _end(turn: Turn) -> str:
     """How the requests of a call ended, repetitions once."""
-    words = [", ".join(key for key, _ in groupby(_ended(e) for e in turn.exchanges))]
-    if turn.flagged:
-        words.append("abort flag")
+    ends = ", ".join(key for key, _ in groupby(ended(e) for e in turn.exchanges))
+    return " ".join(filter(None, [ends, *notes(turn)]))
+
+
+def notes(turn: Turn) -> list[str]:
+    """What befell a call beside how its requests ended."""
+    words = ["abort flag"] if turn.flagged else []
     if turn.exchanges and turn.plan.kind in ("missing", "over-deliver", "lost-ids", "drop-after"):
         words.append(f"({turn.plan.kind}{' ' + turn.plan.field if turn.plan.field else ''})")
-    return " ".join(filter(None, words))
+    return words
 
 
-def _ended(exchange: Exchange) -> str:
+def ended(exchange: Exchange) -> str:
+    """How a request ended: a finish_reason, or what came instead of it."""
     if exchange.finish is not None:
         return exchange.finish
     if exchange.fault is None:
@@ -39,7 +44,8 @@ def _ended(exchange: Exchange) -> str:
     return f"{'HTTP' if exchange.fault.kind == 'http' else exchange.fault.kind}{code}"
 
 
-def _after(turn: Turn) -> str:
+def after(turn: Turn) -> str:
+    """The sample afterwards, or why there is none: "truncated with 3"."""
     if isinstance(turn.outcome, Halted):
         return f"{turn.outcome.kind}: {turn.outcome.message}"[:WIDTH]
     if turn.after is None:

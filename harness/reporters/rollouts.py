@@ -58,36 +58,34 @@ def lines(rule: str, finding: Finding, history: RolloutHistory) -> list[str]:
 
 
 def _rows(history: RolloutHistory, finding: Finding, *, at_call: bool) -> Iterator[Row]:
-    turns = _turns(history)
+    calls = calls_of(history)
     rollout = 0
     for event in history.events:
         if isinstance(event, Called):
             wrong = at_call and (event.sample, event.attempt) == (finding.sample, finding.attempt)
-            turn = turns.get((event.sample, event.attempt))
+            _, turn = calls[event.sample, event.attempt]
             arrow = f"<- rollout {finding.rollout}: {finding.message}" if wrong else ""
-            yield (f"  sample {event.sample + 1}", *(cells(turn) if turn else ("",) * 4), arrow)
+            yield (f"  sample {event.sample + 1}", *cells(turn), arrow)
             if wrong:
                 return
             continue
         rollout = event.rollout if isinstance(event, Began) else rollout
         if not at_call and rollout > finding.rollout > 0:
             return
-        said = _said(event)
-        if said:
-            yield (said,)
+        line = said(event)
+        if line:
+            yield (line,)
 
 
-def _turns(history: RolloutHistory) -> dict[tuple[int, int], Turn]:
-    """The calls by sample and attempt."""
-    case = RolloutCase(history.mode, history)
-    return {
-        (life.sample, life.first + number): turn
-        for life in case.lives
-        for number, turn in enumerate(Trace(life.history).turns)
-    }
+def calls_of(history: RolloutHistory) -> dict[tuple[int, int], tuple[Trace, Turn]]:
+    """The calls by sample and attempt, each with the trace of its sample."""
+    lives = RolloutCase(history.mode, history).lives
+    traces = ((life, Trace(life.history)) for life in lives)
+    return {(life.sample, life.first + turn.index): (trace, turn) for life, trace in traces for turn in trace.turns}
 
 
-def _said(event: Event) -> str:
+def said(event: Event) -> str:
+    """An event of the loop in a line; empty for one that is not shown."""
     if isinstance(event, Began):
         return f"rollout {event.rollout}, budget {event.budget}"
     if isinstance(event, Ended):

@@ -75,16 +75,26 @@ def store(
     return stored
 
 
-def screens(violations: Violations) -> Iterator[list[str]]:
-    """One screen a rule: its first violation, and where else it is broken."""
+def grouped(violations: Violations) -> list[list[Violation]]:
+    """Those of one rule together, on a faulty engine and elsewhere apart."""
     groups: dict[tuple[str, bool], list[Violation]] = {}
     for v in violations.values():
         groups.setdefault((v.result.rule, v.result.faulty_engine), []).append(v)
-    for first, *rest in groups.values():
-        *body, why = first.lines
-        if rest:
-            others = (v.result for v in rest)
-            body.append("  also     " + ", ".join(dict.fromkeys(f"{r.mode} {r.engine}" for r in others)))
-        if first.replay:
-            body.append(f"  replay   {first.replay}")
-        yield [*body, why]
+    return list(groups.values())
+
+
+def screen(group: Sequence[Violation]) -> list[str]:
+    """The first violation of a group on one screen, and where else the rule is broken."""
+    first, *rest = group
+    *body, why = first.lines
+    if rest:
+        others = (v.result for v in rest)
+        body.append("  also     " + ", ".join(dict.fromkeys(f"{r.mode} {r.engine}" for r in others)))
+    if first.replay:
+        body.append(f"  replay   {first.replay}")
+    return [*body, why]
+
+
+def screens(violations: Violations) -> Iterator[list[str]]:
+    """One screen a rule."""
+    yield from map(screen, grouped(violations))
