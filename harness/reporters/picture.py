@@ -80,6 +80,14 @@ class Picture:
         """Where on the axis so many tokens are, in percent; what lies beyond is at its end."""
         return round(100 * min(max(tokens, 0), self.extent) / self.extent, 2)
 
+    def past(self, section: Section, lane: Lane) -> tuple[int, int] | None:
+        """From where to where on the axis a request asks for, or gets, what is not its to have."""
+        if not lane.times:
+            return None
+        begin = max(section.limit, lane.start)
+        end = self.extent if lane.asked is None else lane.start + max(lane.asked, lane.got)
+        return (begin, min(end, self.extent)) if end > begin else None
+
 
 def of(run: Run, rule: str = "", finding: Finding | None = None) -> Picture:
     """The picture of a run, with the finding at its place. Without one nothing is marked."""

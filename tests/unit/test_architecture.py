@@ -66,7 +66,8 @@ def test_import_direction(name: str, path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "unwanted"),
     [
-        ("harness.cli", "transformers torch z3 hypothesis aiohttp httpx"),
+        ("harness.cli", "transformers torch z3 hypothesis aiohttp httpx jinja2 junitparser"),
+        ("harness.reporters.html", "jinja2"),
         ("harness.check", "transformers torch z3 aiohttp httpx"),
         ("harness.worker", "transformers torch z3 hypothesis rich typer"),
         ("reference_impl.generate_streaming", "transformers torch"),

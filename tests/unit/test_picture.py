@@ -117,6 +117,24 @@ def test_nothing_may_be_asked_past_budget_and_context(budget: int, room: int | N
     assert Section("", budget, room, ()).limit == limit
 
 
+@pytest.mark.parametrize(
+    ("lane", "over"),
+    [
+        (Lane("", 0, 4, 0, ""), None),
+        (Lane("", 2, 2, 2, ""), None),
+        (Lane("", 2, 4, 0, ""), (4, 6)),
+        (Lane("", 5, 1, 0, ""), (5, 6)),
+        (Lane("", 0, 2, 5, ""), (4, 5)),
+        (Lane("", 2, None, 0, ""), (4, 8)),
+        (Lane("", 0, 99, 0, ""), (4, 8)),
+        (Lane("", 5, 0, 0, "", 0), None),
+    ],
+)
+def test_what_is_past_the_limit(lane: Lane, over: tuple[int, int] | None) -> None:
+    section = Section("", 4, None, (lane,))
+    assert Picture("", 8, (section,)).past(section, lane) == over
+
+
 def test_of_many_rows_the_first_the_last_and_what_is_wrong_are_kept() -> None:
     life = Life(budget=2)
     for _ in range(60):
