@@ -137,13 +137,17 @@ def _example(violation: Violation) -> Counterexample:
 
 
 def figures(rule: str, examples: Mapping[str, Counterexample]) -> Iterator[Figure]:
-    """What one schedule does in every mode: those in which it breaks the rule first. ``examples`` are by mode."""
+    """What one schedule does in every mode: those in which it breaks the rule first. ``examples`` are by mode.
+
+    All have one axis, so that they can be compared.
+    """
     others = {run.mode: run for example in examples.values() for run in example.others}
     drawn = [(picture.of(e.history, rule, e.finding), True, mode) for mode, e in sorted(examples.items(), key=_by_mode)]
     drawn += [(picture.of(run), False, mode) for mode, run in others.items() if mode not in examples]
+    extent = max(one.extent for one, _, _ in drawn)
     alike: list[tuple[tuple[Picture, bool], list[str]]] = []
     for one, broken, mode in drawn:
-        _put(alike, (one, broken), mode)
+        _put(alike, (replace(one, extent=extent), broken), mode)
     for (one, broken), modes in alike:
         yield Figure(one, tuple(modes), broken)
 

@@ -298,6 +298,8 @@ def test_a_timeline_scrolls_sideways_and_keeps_its_names(browser: Any, folder: P
 @pytest.mark.parametrize("name", PAGES)
 def test_it_can_be_printed(browser: Any, folder: Path, name: str) -> None:
     with Opened(browser, folder / f"{name}.html") as opened:
-        opened.page.emulate_media(media="print")
+        opened.page.emulate_media(media="print", color_scheme="dark")
+        assert opened.run("document.documentElement.scrollWidth") <= DESK
+        assert opened.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
         assert opened.run(CONTRAST) == []
         assert opened.page.pdf()[:5] == b"%PDF-"

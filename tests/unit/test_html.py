@@ -185,12 +185,22 @@ def test_odd_requests_are_drawn(ask: Ask | None, label: str) -> None:
         assert all(0 <= place <= 100 for place in places), attrs
 
 
-def test_a_context_far_away_is_not_drawn() -> None:
-    for context, lines in ((9, 3), (9000, 0)):
-        life = Life(budget=4, context=context).call(Ask(4), Ask(3))
-        tree = shown(report(broken(counterexample=Counterexample(Schedule(), Finding(0, "no"), life.history))))
-        drawn = [a for a in tree.all("line") if a["class"] == "context"]
-        assert len(drawn) == lines + 1  # one is the legend's
+@pytest.mark.parametrize(
+    ("context", "lines", "said"),
+    [(9, 3, ["context full at 6"]), (1, 3, ["context full before"]), (9000, 0, []), (None, 0, [])],
+)
+def test_the_context_is_drawn_where_it_is_near(context: int | None, lines: int, said: list[str]) -> None:
+    life = Life(budget=4, context=context).call(Ask(4), Ask(3))
+    tree = shown(report(broken(counterexample=Counterexample(Schedule(), Finding(0, "no"), life.history))))
+    assert sum(a["class"] == "context" for a in tree.all("line")) == lines + 1  # one is the legend's
+    assert tree.said("text") == ["budget 4", *said]
+
+
+def test_what_the_sample_holds_past_the_limit_is_drawn_thick() -> None:
+    life = Life(budget=2).call(Ask(2, (5, 6, 7), "length"), after=view((5, 6, 7)))
+    tree = shown(report(broken(counterexample=Counterexample(Schedule(), Finding(0, "no"), life.history))))
+    _, thick = [a for a in tree.all("rect") if a["class"] == "beyond"] or [{}, {}]
+    assert (thick["x"], thick["width"], thick["height"]) == ("66.67%", "33.33%", "5")
 
 
 def test_whole_rollouts_are_drawn() -> None:
@@ -252,6 +262,11 @@ def test_a_picture_that_is_the_same_in_several_modes_is_drawn_once() -> None:
         ("plain", True, "may ask at most 1"),
         ("stream, incremental", False, ""),
     ]
+
+
+def test_the_modes_of_a_schedule_have_one_axis() -> None:
+    right = Life(budget=2, mode=STREAM).call(Ask(2, (5, 6), "length"))
+    assert [one.drawn.extent for one in figures("BUDGET", {PLAIN: example(PLAIN, 2, right)})] == [3, 3]
 
 
 def test_a_mode_in_which_the_rule_is_broken_too_is_drawn_so() -> None:
@@ -370,6 +385,11 @@ def test_a_timeline_on_which_nothing_changes() -> None:
     tree = Tree(scan_page(replace(SCAN, rows={("STATUS", PLAIN): (Range(0, 8, VALID),)}, complete=False)))
     assert "Interrupted:" in tree.said("strong")
     assert "What is broken" not in tree.said("h2") and len(tree.all("table")) == 2
+
+
+def test_a_timeline_that_was_interrupted_before_anything_was_known() -> None:
+    tree = Tree(scan_page(replace(SCAN, revisions=(), rows={}, complete=False)))
+    assert tree.said("h1") == ["slime through 0 revisions"]
 
 
 def test_a_timeline_without_anything_steady() -> None:
