@@ -284,14 +284,16 @@ def test_the_budget_is_one_line_from_the_axis_to_the_last_row(browser: Any, fold
 
 def test_a_timeline_scrolls_sideways_and_keeps_its_names(browser: Any, folder: Path) -> None:
     with Opened(browser, folder / "timeline.html", PHONE) as opened:
-        before, after, cell = opened.run("""(() => {
+        before, after, right, word, cell = opened.run("""(() => {
           const region = document.querySelector(".scroll"), name = region.querySelector("tbody th");
           const before = name.getBoundingClientRect().left;
-          region.scrollLeft = 900;
-          const cell = region.querySelector("tbody td.invalid");
-          return [before, name.getBoundingClientRect().left, cell.getBoundingClientRect().width / cell.colSpan];
+          region.scrollLeft = 300;
+          const cell = region.querySelector("tbody td.invalid"), box = name.getBoundingClientRect();
+          const word = region.querySelector("td.valid .fill span").getBoundingClientRect().left;
+          return [before, box.left, box.right, word, cell.getBoundingClientRect().width / cell.colSpan];
         })()""")
-        assert before == after
+        assert before == after and right < PHONE / 2
+        assert right <= word < right + 20  # what a long range is stays beside its name
         assert cell >= 14
 
 
