@@ -26,7 +26,7 @@ from harness.targets.spec import TargetSpec
 from harness.verdict import INVALID, UNKNOWN, VALID, Counterexample, Result
 from tests.unit import loop_histories as loops
 from tests.unit.histories import Ask, Life, view
-from tests.unit.test_junit import HOSTILE
+from tests.unit.reports import HOSTILE
 
 api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install '.[browser]'")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -11,7 +11,7 @@ from harness.history import PLAIN, STREAM
 from harness.reporters import github, violations
 from harness.reporters.violations import Violations
 from harness.verdict import INVALID, UNKNOWN, Result
-from tests.unit.test_junit import report, result
+from tests.unit.reports import report, result
 
 
 def told(shown: Report, *, strict: bool = False) -> list[str]:

@@ -25,7 +25,7 @@ from harness.targets.spec import TargetSpec
 from harness.verdict import INVALID, UNKNOWN, VALID, Counterexample, Result
 from tests.unit import loop_histories as loops
 from tests.unit.histories import Ask, Life, view
-from tests.unit.test_junit import HOSTILE, report, result
+from tests.unit.reports import HOSTILE, report, result
 
 VOID = {"meta", "link", "br", "col", "rect", "line", "path"}
 
