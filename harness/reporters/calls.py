@@ -23,15 +23,19 @@ def cells(turn: Turn) -> tuple[str, str, str, str]:
 def _end(turn: Turn) -> str:
     """How the requests of a call ended, repetitions once."""
     ends = ", ".join(key for key, _ in groupby(ended(e) for e in turn.exchanges))
-    return " ".join(filter(None, [ends, *notes(turn)]))
+    return " ".join(filter(None, [ends, flag(turn), planned(turn)]))
 
 
-def notes(turn: Turn) -> list[str]:
-    """What befell a call beside how its requests ended."""
-    words = ["abort flag"] if turn.flagged else []
-    if turn.exchanges and turn.plan.kind in ("missing", "over-deliver", "lost-ids", "drop-after"):
-        words.append(f"({turn.plan.kind}{' ' + turn.plan.field if turn.plan.field else ''})")
-    return words
+def flag(turn: Turn) -> str:
+    """That the client's abort flag was up."""
+    return "abort flag" if turn.flagged else ""
+
+
+def planned(turn: Turn) -> str:
+    """What befell a call that the end of its requests does not tell."""
+    if not turn.exchanges or turn.plan.kind not in ("missing", "over-deliver", "lost-ids", "drop-after"):
+        return ""
+    return f"({turn.plan.kind}{' ' + turn.plan.field if turn.plan.field else ''})"
 
 
 def ended(exchange: Exchange) -> str:

@@ -14,7 +14,7 @@ from harness.checkers import LOOP_RULE_IDS, Finding
 from harness.checkers.trace import Exchange, Trace, Turn
 from harness.history import Called
 from harness.reporters import failure, rollouts
-from harness.reporters.calls import after, ended, notes
+from harness.reporters.calls import after, ended, flag, planned
 from harness.rollouts import Began, RolloutHistory
 from harness.work import Run
 
@@ -125,16 +125,16 @@ def _sample(trace: Trace, finding: Finding | None) -> Section:
 def _lanes(trace: Trace, turn: Turn, label: str, wrong: str) -> Iterator[Lane]:
     """The requests of a call; what is said of the whole call stands with the last."""
     held = None if turn.after is None else turn.after.response_length
-    beside = notes(turn)
     alike = [(key, len(list(group))) for key, group in groupby(turn.exchanges, lambda e: _numbers(trace, turn, e))]
     if not alike:
-        yield Lane(label, turn.entry.response_length, 0, 0, ", ".join(beside), 0, held, after(turn), wrong)
+        yield Lane(label, turn.entry.response_length, 0, 0, flag(turn), 0, held, after(turn), wrong)
     for number, ((start, asked, got, end), times) in enumerate(alike):
         name = "then" if number else label
         if number < len(alike) - 1:
             yield Lane(name, start, asked, got, end, times)
         else:
-            yield Lane(name, start, asked, got, ", ".join([end, *beside]), times, held, after(turn), wrong)
+            end = f"{', '.join(filter(None, [end, flag(turn)]))} {planned(turn)}".rstrip()
+            yield Lane(name, start, asked, got, end, times, held, after(turn), wrong)
 
 
 def _numbers(trace: Trace, turn: Turn, exchange: Exchange) -> tuple[int, int | None, int, str]:

@@ -11,7 +11,7 @@ from harness.reporters.picture import FIRST, LAST, Lane, Mark, Picture, Section
 from harness.rollouts import Aborting, Updated
 from harness.work import Run
 from tests.unit import loop_histories as loops
-from tests.unit.histories import Ask, Life, view
+from tests.unit.histories import Ask, Life, attempts, view
 from tests.unit.loop_histories import began, call, ended, groups, member, stopped, taken
 
 
@@ -49,6 +49,13 @@ def test_a_call_that_asks_nothing_and_one_with_the_flag_up() -> None:
     assert rows(life.history) == (
         Lane("attempt 1", 0, 2, 1, "abort, abort flag", 1, 1, "aborted with 1"),
         Lane("attempt 2", 1, 0, 0, "abort flag", 0, 1, "aborted with 1"),
+    )
+
+
+def test_what_the_engine_did_wrong_is_said() -> None:
+    life = Life(budget=2, attempts=attempts("over-deliver")).call(Ask(2, (5, 6, 7), "length"), flag=True)
+    assert rows(life.history)[0] == Lane(
+        "attempt 1", 0, 2, 3, "length, abort flag (over-deliver)", 1, 0, "pending with 0"
     )
 
 
