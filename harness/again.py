@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,13 +24,18 @@ STILL_FAILS, FIXED, CANNOT_RUN = "still-fails", "fixed", "cannot-run"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of one stored violation; ``lines`` is the screen to show with it."""
+    """What became of one stored violation; ``lines`` is the screen to show with it.
+
+    ``stopped``: it cannot be run because the target hangs, leaves its process or is refused by the harness: in a
+    check that leaves the rule unknown, where other reasons do not.
+    """
 
     file: Path
     target: str
     answer: str
     reason: str
     lines: tuple[str, ...] = ()
+    stopped: bool = False
 
 
 def run(
@@ -41,8 +46,12 @@ def run(
     engine: str | None,
     tokenizer: str | None,
     limit_s: float,
+    asked: Callable[[tuple[str, ...] | None], None] = lambda modules: None,
 ) -> list[Answer]:
-    """An answer a file, in order. Raises CannotJudge when the target does not load."""
+    """An answer a file, in order. Raises CannotJudge when the target does not load.
+
+    ``asked`` is told the modules that the target asked for (`harness.isolation.Worker.modules`).
+    """
     answers: dict[int, Answer] = {}
     places = [_place(engine, stored) for _, stored in files]
     for place in dict.fromkeys(places):
@@ -51,6 +60,7 @@ def run(
             for index, (file, stored) in enumerate(files):
                 if places[index] == place:
                     answers[index] = _one(worker, name, file, stored, mode or stored.mode)
+            asked(worker.modules())
     return [answers[i] for i in range(len(files))]
 
 
@@ -62,10 +72,9 @@ def _place(engine: str | None, stored: Failure) -> tuple[str, str]:
 
 def _one(worker: Worker, engine: str, file: Path, stored: Failure, mode: str) -> Answer:
     target = worker.ready.name
-    where = f"{target}   {mode}   {engine}" + ("   whole rollouts" if level(stored.schedule) == ROLLOUT else "")
 
-    def cannot(reason: str) -> Answer:
-        return Answer(file, target, CANNOT_RUN, reason, (reason,))
+    def cannot(reason: str, *, stopped: bool = False) -> Answer:
+        return Answer(file, target, CANNOT_RUN, reason, (reason,), stopped)
 
     kinds = front(engine).cannot & set(stored.schedule.kinds)
     if kinds:
@@ -77,15 +86,21 @@ def _one(worker: Worker, engine: str, file: Path, stored: Failure, mode: str) ->
         run = worker.run(stored.schedule, mode)
         finding = _judge(worker, stored, modes[0], run)
     except CannotJudge as error:
-        return cannot(str(error))
+        return cannot(str(error), stopped=not error.not_applicable)
+    screen = failure.lines(
+        stored.rule,
+        target,
+        mode,
+        engine,
+        finding if isinstance(finding, Finding) else None,
+        run,
+        faulty_engine=stored.schedule.faulty_engine,
+    )
     if isinstance(finding, Finding):
-        lines = failure.lines(
-            stored.rule, target, mode, engine, finding, run, faulty_engine=stored.schedule.faulty_engine
-        )
-        return Answer(file, target, STILL_FAILS, finding.message, tuple(lines))
+        return Answer(file, target, STILL_FAILS, finding.message, tuple(screen))
     stopped = halt(run)
     if stopped is not None:
-        return cannot(f"call {stopped.attempt + 1}: {stopped.kind}: {stopped.message}")
+        return cannot(f"call {stopped.attempt + 1}: {stopped.kind}: {stopped.message}", stopped=True)
     if finding is None:  # as where the right client sends no request, and CONTEXT has none to judge
         raised = _raised(run)
         if raised is not None:
@@ -93,8 +108,8 @@ def _one(worker: Worker, engine: str, file: Path, stored: Failure, mode: str) ->
         reason = f"{stored.rule} is not broken, and is no longer put to the test"
         if isinstance(run, RolloutHistory):
             return cannot(f"{stored.rule} has nothing to judge: the rollouts do not put it to the test")
-        return Answer(file, target, FIXED, reason, (f"{reason}   {where}",))
-    return Answer(file, target, FIXED, "", (f"{stored.rule} holds   {where}",))
+        return Answer(file, target, FIXED, reason, (*screen, f"  {reason}"))
+    return Answer(file, target, FIXED, "", tuple(screen))
 
 
 def _judge(worker: Worker, stored: Failure, first: str, run: Run) -> Judgement:

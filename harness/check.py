@@ -24,7 +24,7 @@ from harness.checkers import LOOP_RULE_IDS, Finding
 from harness.events import Progress, Tell, ignore
 from harness.history import INCREMENTAL, PLAIN, STREAM, TERMINAL, Halted, Raised, Requested
 from harness.isolation import Ready, Worker
-from harness.options import PROFILES, QUICK_BUDGET, ROLLOUT_ENGINE, SCENARIOS, Options, faulty_count
+from harness.options import PROFILES, QUICK_BUDGET, ROLLOUT_ENGINE, SCENARIOS, UNTIL_BROKEN, Options, faulty_count
 from harness.search import Key, Search, rules
 from harness.shrink import shrink
 from harness.targets import CannotJudge
@@ -35,6 +35,7 @@ CONFIRMATIONS = 2
 """Times a counterexample must fail again in a fresh process: a client may fail every other time."""
 
 INTERRUPTED = "interrupted"
+FLAKY = "flaky"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,8 @@ class Report:
     covered: Covered | None = None
     skipped: tuple[tuple[str, int], ...] = ()
     """Runs that do not apply to the target, by reason."""
+    modules: tuple[str, ...] | None = None
+    """The checkout's modules that the target asked for, there or not, where it could tell."""
 
 
 def check(options: Options, tell: Tell = ignore) -> Report:
@@ -68,6 +71,7 @@ def check(options: Options, tell: Tell = ignore) -> Report:
     results: list[Result] = []
     covered: list[Covered] = []
     skipped: Counter[str] = Counter()
+    modules: set[str] | None = set()
     places = _places(options)
     for number, (on, engine) in enumerate(places):
         try:
@@ -75,7 +79,7 @@ def check(options: Options, tell: Tell = ignore) -> Report:
                 worker.launch()
                 import_module("harness.strategies")  # Hypothesis takes as long to import as most targets
                 ready = worker.wait()
-                job = _Check(worker, _modes(ready, options.modes, on), options, engine, tell)
+                job = _Check(worker, _modes(ready, options, on), options, engine, tell)
                 try:
                     job.run(_until(options, begin, number, len(places)))
                 except KeyboardInterrupt:
@@ -83,14 +87,18 @@ def check(options: Options, tell: Tell = ignore) -> Report:
                 results += job.results(complete)
                 covered += [job.covered] if job.covered is not None else []
                 skipped += job.search.skipped
+                modules = None if modules is None or job.modules is None else modules | job.modules
         except CannotJudge as error:
             if number == len(places) - 1 and not results:
                 raise
             results += _nothing(options, on, engine, str(error))
+            modules = None
         if not complete:
             break
     whole = reduce(Covered.__add__, covered) if covered else None
-    return Report(ready, options, tuple(results), time.monotonic() - begin, complete, whole, tuple(skipped.items()))
+    asked = None if modules is None else tuple(sorted(modules))
+    duration_s = time.monotonic() - begin
+    return Report(ready, options, tuple(results), duration_s, complete, whole, tuple(skipped.items()), asked)
 
 
 def _places(options: Options) -> list[tuple[str, str]]:
@@ -119,20 +127,21 @@ def _nothing(options: Options, on: str, engine: str, reason: str) -> Iterator[Re
         yield Result(rule, spec.RULES[rule].level, mode, engine, UNKNOWN, 0, f"{where}: {reason}", on=on)
 
 
-def _modes(ready: Ready, wanted: tuple[str, ...] | None, on: str) -> tuple[str, ...]:
-    """The modes to run. Raises CannotJudge when one that was asked for is absent.
+def _modes(ready: Ready, options: Options, on: str) -> tuple[str, ...]:
+    """The modes to run. Raises CannotJudge when one that was asked for is absent, or all are.
 
     To a loop the two kinds of stream are one, so it is run with the usual one unless the other is asked for.
     """
     has = (*ready.modes, *((INCREMENTAL,) if STREAM in ready.modes else ()))
-    if wanted is None:
+    if options.modes is None:
         return ready.modes if on == ROLLOUT else has
-    for mode in wanted:
-        if mode not in has:
-            base = STREAM if mode == INCREMENTAL else mode
-            reason = ready.absent.get(base, f"{ready.name} has no {base} mode")
-            raise CannotJudge(reason, not_applicable=True)
-    return wanted
+    there = tuple(mode for mode in options.modes if mode in has)
+    if there == options.modes or (options.lenient and there):
+        return there
+    missing = next(mode for mode in options.modes if mode not in has)
+    base = STREAM if missing == INCREMENTAL else missing
+    reason = ready.absent.get(base, f"{ready.name} has no {base} mode")
+    raise CannotJudge(reason, not_applicable=True)
 
 
 class _Check:
@@ -144,13 +153,16 @@ class _Check:
         self.covered: Covered | None = None
         self.found: dict[Key, Counterexample] = {}
         self.flaky: dict[Key, str] = {}
+        self.modules: set[str] | None = None
 
     def run(self, until: float | None = None) -> None:
         """Searches, shrinks and confirms. ``until``: the monotonic time at which no new portion is begun."""
         for look in (self._stored, self._known_faults, partial(self._random, until)):
             look()
-            if self.options.hasty and self._all_broken():
+            if self.options.depth == UNTIL_BROKEN and self._all_broken():
                 break
+        asked = self.worker.modules()
+        self.modules = None if asked is None else set(asked)
         if any(tally.broken is not None for tally in self.search.tallies.values()):
             fresh = self.worker.twin()
             fresh.launch()  # loads while this one shrinks
@@ -176,7 +188,7 @@ class _Check:
     # searching
 
     def _stored(self) -> None:
-        stored = [w for w in self.options.first if level(w) == self.worker.level]
+        stored = list(dict.fromkeys(w for _, w in self.options.first if level(w) == self.worker.level))
         if stored:
             self._observe("replay", stored, len(stored))
 
@@ -239,12 +251,17 @@ class _Check:
             self.tell(Progress(self.engine, "shrinking", number, len(failing)))
             schedule = self.search.tallies[key].broken
             assert schedule is not None
-            smallest = self._same_fault(key, schedule) or shrink(schedule, self._still(key, schedule))
+            smallest = self._smallest(key, schedule)
             finding, run = self.search.breaks(key, smallest), self.search.history(smallest, key[1])
             if finding is not None and not isinstance(run, CannotJudge):
                 self.found[key] = Counterexample(smallest, finding, run)
             else:
-                self.flaky[key] = f"flaky: it failed once on [{schedule}] and then did not"
+                self.flaky[key] = f"{FLAKY}: it failed once on [{schedule}] and then did not"
+
+    def _smallest(self, key: Key, schedule: Work) -> Work:
+        if (key[0], schedule) in self.options.first:  # it was shrunk when it was found
+            return schedule
+        return self._same_fault(key, schedule) or shrink(schedule, self._still(key, schedule))
 
     def _still(self, key: Key, schedule: Work) -> Callable[[Work], bool]:
         """What shrinking must keep: that the rule is broken; of a loop's own rules, that it is broken in that way.
@@ -286,7 +303,7 @@ class _Check:
                 self.search.histories.clear()
                 if not self._is_broken(key, example.schedule):
                     del self.found[key]
-                    self.flaky[key] = f"flaky: [{example.schedule}] fails, and in a fresh process it does not"
+                    self.flaky[key] = f"{FLAKY}: [{example.schedule}] fails, and in a fresh process it does not"
                     break
             else:
                 self.found[key] = replace(example, others=tuple(self._in_other_modes(key[1], example.schedule)))

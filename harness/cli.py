@@ -7,19 +7,62 @@ of the harness itself.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from enum import StrEnum
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.targets.spec import LATER, TargetSpec
+from harness.arguments import (
+    CacheOption,
+    Failed,
+    FailuresOption,
+    JobsOption,
+    JsonOption,
+    Level,
+    LevelOption,
+    LimitOption,
+    Mode,
+    PathOption,
+    Profile,
+    ProfileOption,
+    ReplayTargetOption,
+    RevOption,
+    SeedOption,
+    TargetOption,
+    TokenizerOption,
+    TwinOption,
+    apart,
+    cache_of,
+    engines_of,
+    mutants_of,
+    needs_ray,
+    repository_of,
+    rules_of,
+    stored_of,
+    target_of,
+    tokenizer_of,
+    usage_errors,
+    words,
+    writable,
+    write,
+)
+from harness.console import consoles, discard, progress, say
+from harness.targets.spec import TargetSpec
 from harness.verdict import CANNOT, CONFORMS, FAULT, INTERRUPTED, USAGE, VIOLATES
+
+if TYPE_CHECKING:
+    from harness.judged import Broken
+    from harness.options import Options
+    from harness.revisions import Revision
+
+OUTSIDE = {errno.ENAMETOOLONG, errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.EMFILE}
+"""What the system refuses is the caller's affair, in a line."""
 
 app = typer.Typer(
     add_completion=False,
@@ -27,48 +70,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Checks RL rollout clients against the contract in spec/README.md.",
 )
-
-
-class Mode(StrEnum):
-    plain = "plain"
-    stream = "stream"
-    incremental = "incremental"
-    both = "both"
-
-
-class Level(StrEnum):
-    sample = "sample"
-    rollout = "rollout"
-    both = "both"
-
-
-class Profile(StrEnum):
-    quick = "quick"
-    ci = "ci"
-    deep = "deep"
-
-
-class Failed(Exception):
-    """Ends the command with one line and a status."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-TargetOption = Annotated[str, typer.Option(help="reference, slime, your own pkg.mod:function, or mutant:ID.")]
-ReplayTargetOption = Annotated[
-    str | None, typer.Option(help="As for check. Default: the reference, for failures of the reference and the corpus.")
-]
-PathOption = Annotated[
-    Path | None, typer.Option(help="slime: a checkout or bare repository. A function: a folder to import from.")
-]
-RevOption = Annotated[str | None, typer.Option(help="slime: the revision; its tree is read from git.")]
-TwinOption = Annotated[str | None, typer.Option(help="pkg.mod:function, the target's counterpart in the other mode.")]
-TokenizerOption = Annotated[Path | None, typer.Option(help="A local tokenizer directory instead of the small BPE.")]
-JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the report as JSON; - is standard output.")]
-JobsOption = Annotated[int | None, typer.Option(min=1, max=1024, help="Processes. Default: one a core.")]
-LimitOption = Annotated[float, typer.Option(min=1, max=3600, help="Seconds after which a hanging call is stopped.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -90,19 +91,24 @@ def check(
     engine: Annotated[
         str, typer.Option(help="inproc, loopback, aioresponses, several with commas, or all.")
     ] = "inproc",
-    level: Annotated[
-        Level, typer.Option(help="Single samples, whole rollouts (GROUP, ABORT-LIVE, PROVENANCE too), or both.")
-    ] = Level.sample,
+    level: LevelOption = Level.sample,
     rule: Annotated[
         list[str] | None, typer.Option(help="A rule id; may be repeated. Default: all of the level.")
     ] = None,
-    profile: Annotated[
-        Profile, typer.Option(help="Schedules: 30, 300 or 800,000. Scenarios: 30, 300 or 200,000.")
-    ] = Profile.ci,
-    seed: Annotated[int, typer.Option(min=0, help="Same seed, same schedules.")] = 0,
+    profile: ProfileOption = Profile.ci,
+    seed: SeedOption = 0,
     strict: Annotated[bool, typer.Option("--strict", help="SHOULD rules and faulty engines gate too.")] = False,
+    replay: Annotated[list[Path] | None, typer.Option(help="A failure file to run first; may be repeated.")] = None,
     json_file: JsonOption = None,
-    failures: Annotated[Path, typer.Option(help="Where violations are written.")] = Path("failures"),
+    junit: Annotated[Path | None, typer.Option(help="Write the report as JUnit XML.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the report as one HTML page.")] = None,
+    github: Annotated[
+        bool | None, typer.Option(help="Annotations and a job summary. Default: where GITHUB_ACTIONS is true.")
+    ] = None,
+    git_bisect: Annotated[
+        bool, typer.Option("--git-bisect", help="For `git bisect run`: other statuses end it (128).")
+    ] = False,
+    failures: FailuresOption = Path("failures"),
     tokenizer: TokenizerOption = None,
     limit: LimitOption = 20.0,
     scope: Annotated[
@@ -117,18 +123,20 @@ def check(
     from harness.check import check as run
     from harness.options import LEVEL_SETS, MODE_SETS, Options
     from harness.pool import BadJournal
-    from harness.reporters import jsonfile, terminal, violations
+    from harness.reporters import files, terminal, violations
     from harness.verdict import exit_status
 
     levels = LEVEL_SETS[level.value]
     if scope is not None and level is Level.rollout:
         raise Failed(USAGE, "a scope holds single samples; whole rollouts are drawn")
-    rules = _rules(rule or [], levels)
-    engines = _engines(engine, levels)
-    _writable(json_file)
-    _writable(journal)
-    _has_ray(ray)
-    with _target(target, path, rev, twin) as spec:
+    rules = rules_of(rule or [], levels)
+    engines = engines_of(engine, levels)
+    first = [(failure.rule, failure.schedule) for _, failure in stored_of(replay or [], levels)]
+    for file in (json_file, junit, html, journal):
+        writable(file)
+    apart(json_file, junit, html)
+    needs_ray(ray)
+    with target_of(target, path, rev, twin) as spec:
         options = Options(
             target=spec,
             engines=engines,
@@ -136,7 +144,7 @@ def check(
             rules=rules,
             profile=profile.value,
             seed=seed,
-            tokenizer=_tokenizer(tokenizer),
+            tokenizer=tokenizer_of(tokenizer),
             run_limit_s=limit,
             scope=scope,
             jobs=jobs,
@@ -144,19 +152,24 @@ def check(
             journal=None if journal is None else str(journal),
             ray=ray,
             levels=levels,
+            first=tuple(first),
         )
-        err, out = _consoles(json_file)
+        err, out = consoles(json_file, junit, html)
         try:
-            with _progress(err) as tell:
+            with progress(err) as tell:
                 report = run(options, tell)
         except BadJournal as error:
             raise Failed(USAGE, str(error)) from error
-    broken = violations.store(violations.of(report), failures, _arguments(target, path, rev, twin, tokenizer), _say)
+    broken = violations.store(
+        violations.of(report), violations.Shelf(failures, say), words(target, path, rev, twin, tokenizer)
+    )
     if out is not None:
         with contextlib.suppress(OSError):  # a full disk or a reader that left changes no verdict
-            terminal.show(out, report, broken)
-    if json_file is not None:
-        _write(lambda: jsonfile.write(json_file, jsonfile.data(report, broken)), json_file)
+            terminal.show(out, report, broken, strict=strict)
+    for file, text in files.of(report, broken, strict=strict, json=json_file, junit=junit, html=html):
+        write(file, text)
+    if github if github is not None else os.environ.get("GITHUB_ACTIONS") == "true":
+        files.tell_github(report, broken, strict=strict)
     if not report.complete:
         raise Failed(INTERRUPTED, "interrupted; the verdicts above are what was known by then")
     raise typer.Exit(exit_status(list(report.results), strict=strict))
@@ -177,13 +190,9 @@ def replay(
 ) -> None:
     """Run stored violations again: STILL FAILS, FIXED or CANNOT RUN."""
     from harness import again
-    from harness import replay as stored
     from harness.reporters import jsonfile
 
-    try:
-        read = [(file, stored.read(file)) for file in files]
-    except stored.BadFile as error:
-        raise Failed(USAGE, str(error)) from error
+    read = stored_of(files)
     if target is None:
         others = sorted({stored_.target for _, stored_ in read} - {"", "reference"})
         if others:
@@ -191,15 +200,15 @@ def replay(
         target = "reference"
     if mode is Mode.both:
         raise Failed(USAGE, "replay runs one mode: plain, stream or incremental")
-    engines = _engines(engine) if engine else None
-    _, out = _consoles(json_file)
-    with _target(target, path, rev, twin) as spec:
+    engines = engines_of(engine) if engine else None
+    _, out = consoles(json_file)
+    with target_of(target, path, rev, twin) as spec:
         answers = again.run(
             spec,
             read,
             mode=mode.value if mode else None,
             engine=engines[0] if engines else None,
-            tokenizer=_tokenizer(tokenizer),
+            tokenizer=tokenizer_of(tokenizer),
             limit_s=limit,
         )
     for answer in answers:
@@ -214,9 +223,211 @@ def replay(
                 out.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
     if json_file is not None:
         data = [{"file": str(a.file), "target": a.target, "answer": a.answer, "reason": a.reason} for a in answers]
-        _write(lambda: jsonfile.write(json_file, data), json_file)
+        write(json_file, jsonfile.text(data))
     said = {a.answer for a in answers}
     raise typer.Exit(VIOLATES if again.STILL_FAILS in said else CANNOT if again.CANNOT_RUN in said else CONFORMS)
+
+
+@app.command()
+def bisect(
+    old: Annotated[str, typer.Option(help="The older end.")],
+    rule: Annotated[str, typer.Option(help="A rule id.")],
+    target: TargetOption = "slime",
+    path: PathOption = None,
+    new: Annotated[str, typer.Option(help="The newer end.")] = "HEAD",
+    mode: Annotated[Mode, typer.Option(help="plain, stream or incremental.")] = Mode.plain,
+    level: LevelOption = Level.sample,
+    profile: ProfileOption = Profile.ci,
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+    failures: FailuresOption = Path("failures"),
+    tokenizer: TokenizerOption = None,
+    limit: LimitOption = 20.0,
+    cache: CacheOption = None,
+) -> None:
+    """Find the revision that broke a rule, or the one that mended it."""
+    import spec
+    from harness import revisions
+    from harness.bisect import bisect as run
+    from harness.known import Known
+    from harness.options import UNTIL_BROKEN
+    from harness.reporters import history, jsonfile
+    from harness.search import modes_for
+    from harness.targets import CannotJudge
+
+    if mode is Mode.both or level is Level.both:
+        raise Failed(USAGE, "bisect searches one mode and one level")
+    options = _history_options(level, [rule], modes_for(rule, mode.value), profile, seed, tokenizer, limit)
+    options = replace(options, depth=UNTIL_BROKEN)
+    judged = spec.RULES[options.rules[0]].modes
+    if mode.value not in judged:
+        raise Failed(USAGE, f"rule {rule} is judged in {' and '.join(judged)}: give --mode")
+    where = repository_of(target, path)
+    writable(json_file)
+    with usage_errors():
+        line = revisions.between(where, revisions.find(where, old), revisions.find(where, new))
+        _say_what_is_left_out(where)
+    ends = (line[0].commit, line[-1].commit)
+    known = Known(cache_of(cache), options, "-".join(("bisect", rule, mode.value, *(end[:9] for end in ends))))
+    err, out = consoles(json_file)
+    try:
+        with progress(err) as tell:
+            found = run(where, line, (options.rules[0], mode.value), options, known, tell)
+    except CannotJudge:  # there is nothing to go on from
+        known.forget()
+        raise
+    keep = _Keep(options, failures, path, tokenizer)
+    found = replace(found, broken=keep(found.row, found.bad, found.broken))
+    if out is not None:
+        with contextlib.suppress(OSError):
+            history.show_bisection(out, found)
+    if json_file is not None:
+        write(json_file, jsonfile.text(history.bisection(found)))
+    if not found.complete:
+        raise Failed(INTERRUPTED, "interrupted; the same command goes on from here")
+    known.forget()
+    if found.found is None:
+        raise Failed(CANNOT, "cannot be judged: no revision in between tells which of them it is")
+    raise typer.Exit(CONFORMS)
+
+
+@app.command()
+def scan(
+    target: TargetOption = "slime",
+    path: PathOption = None,
+    rev: Annotated[str, typer.Option(help="The newest revision.")] = "HEAD",
+    since: Annotated[str | None, typer.Option(help="The oldest: a revision, or a day such as 2026-04-01.")] = None,
+    rule: Annotated[
+        list[str] | None, typer.Option(help="A rule id; may be repeated. Default: all of the level.")
+    ] = None,
+    mode: Annotated[Mode, typer.Option(help="plain, stream, incremental, or the first two.")] = Mode.both,
+    level: LevelOption = Level.sample,
+    profile: ProfileOption = Profile.quick,
+    seed: SeedOption = 0,
+    jobs: JobsOption = None,
+    json_file: JsonOption = None,
+    html: Annotated[Path | None, typer.Option(help="Write the timeline as one HTML page.")] = None,
+    failures: FailuresOption = Path("failures"),
+    tokenizer: TokenizerOption = None,
+    limit: LimitOption = 20.0,
+    cache: CacheOption = None,
+) -> None:
+    """Judge every revision of a history: where each rule held, and where it was broken."""
+    from harness import revisions
+    from harness.known import Known
+    from harness.options import MODE_SETS
+    from harness.reporters import history, jsonfile
+    from harness.scan import scan as run
+    from harness.scan import with_broken
+
+    options = _history_options(level, rule or [], MODE_SETS[mode.value], profile, seed, tokenizer, limit)
+    options = replace(options, lenient=True, jobs=jobs)
+    where = repository_of(target, path)
+    for file in (json_file, html):
+        writable(file)
+    apart(json_file, html)
+    with usage_errors():
+        line = revisions.touching(where, revisions.find(where, rev), since)
+        _say_what_is_left_out(where)
+    if not line:
+        raise Failed(USAGE, f"no revision{f' since {since}' if since else ''} touches {target}")
+    err, out = consoles(json_file, html)
+    with progress(err) as tell:
+        found = run(where, line, options, Known(cache_of(cache), options, "scan"), tell)
+    found = with_broken(found, _Keep(options, failures, path, tokenizer))
+    if out is not None:
+        with contextlib.suppress(OSError):
+            history.show_scan(out, found)
+    if json_file is not None:
+        write(json_file, jsonfile.text(history.scan(found)))
+    if html is not None:
+        from harness.reporters import html as page
+
+        write(html, page.scan_page(found))
+    if not found.complete:
+        raise Failed(INTERRUPTED, "interrupted; the same command goes on from here")
+    if all(one.verdict not in ("valid", "invalid") for ranges in found.rows.values() for one in ranges):
+        raise Failed(CANNOT, "cannot be judged: no revision could be")
+    raise typer.Exit(CONFORMS)
+
+
+def _history_options(
+    level: Level,
+    rule: list[str],
+    modes: tuple[str, ...],
+    profile: Profile,
+    seed: int,
+    tokenizer: Path | None,
+    limit: float,
+) -> Options:
+    from harness.options import LEVEL_SETS, Options
+
+    levels = LEVEL_SETS[level.value]
+    return Options(
+        target=TargetSpec("slime"),
+        modes=modes,
+        rules=rules_of(rule, levels),
+        profile=profile.value,
+        seed=seed,
+        tokenizer=tokenizer_of(tokenizer),
+        run_limit_s=limit,
+        levels=levels,
+    )
+
+
+class _Keep:
+    """Stores what breaks a rule at a revision."""
+
+    def __init__(self, options: Options, failures: Path, path: Path | None, tokenizer: Path | None) -> None:
+        from harness.reporters.violations import Shelf
+
+        self.options, self.path, self.tokenizer = options, path, tokenizer
+        self.shelf = Shelf(failures, say)
+
+    def __call__(self, row: tuple[str, str], revision: Revision, broken: Broken) -> Broken:
+        from harness.replay import Failure
+
+        summary = "\n".join(broken.lines)
+        failure = Failure(*row, self.options.engines[0], broken.work, "slime", revision.short, summary)
+        named = words("slime", self.path, revision.short, None, self.tokenizer)
+        file, replay = self.shelf.put(failure, self.options.seed, named)
+        return replace(broken, file=file, replay=replay)
+
+
+def _say_what_is_left_out(where: Path) -> None:
+    """What a reader of the result may not expect."""
+    from harness import revisions
+
+    if revisions.is_shallow(where):
+        say("this clone is shallow: revisions before its beginning are not looked at")
+    if revisions.is_dirty(where):
+        say("the working tree has changes that are not committed; they are not looked at")
+
+
+@app.command()
+def promote(
+    file: Annotated[Path, typer.Argument(help="A failure file.")],
+    name: Annotated[str, typer.Option(help="The entry's name, such as slime-2260-minimal.")],
+    fault: Annotated[str, typer.Option(help="What goes wrong, in a sentence.")],
+    report: Annotated[
+        list[str], typer.Option(help="Where it was reported, such as THUDM/slime#2260; may be repeated.")
+    ],
+    corpus: Annotated[Path, typer.Option(help="The folder of the corpus.")] = Path("tests/regressions/corpus"),
+) -> None:
+    """Make a failure file an entry of the regression corpus, which every check runs first."""
+    from harness import again
+    from harness.corpus import BadEntry, add
+
+    read = stored_of([file])
+    ((_, failure),) = read
+    (answer,) = again.run(TargetSpec("reference"), read, mode=None, engine=None, tokenizer=None, limit_s=20.0)
+    if answer.answer != again.FIXED or answer.reason:
+        raise Failed(USAGE, f"{file} is no test of {failure.rule}: on the reference, {answer.reason}")
+    try:
+        path = add(corpus, name, fault, report, failure)
+    except BadEntry as error:
+        raise Failed(USAGE, str(error)) from error
+    typer.echo(f"{path}: {failure.rule} on [{failure.schedule}]")
 
 
 @app.command()
@@ -236,17 +447,17 @@ def mutants(
     from harness.reporters import jsonfile
     from harness.reporters import mutants as table
 
-    wanted = _mutants(mutant or [])
+    wanted = mutants_of(mutant or [])
     if only_list and (json_file or docs):
         raise Failed(USAGE, "--list runs nothing, so there is nothing to write")
     for file in (json_file, docs):
-        _writable(file)
-    err, out = _consoles(json_file)
+        writable(file)
+    err, out = consoles(json_file)
     if only_list:
         with contextlib.suppress(OSError):
             table.listing(out, [load()[name] for name in wanted])
         raise typer.Exit(CONFORMS)
-    with _progress(err) as tell:
+    with progress(err) as tell:
         measured = measure(
             wanted, seeds, profile.value, jobs, lambda done, total: tell(Progress("mutants", "seeds", done, total))
         )
@@ -254,29 +465,14 @@ def mutants(
         with contextlib.suppress(OSError):
             table.show(out, measured)
     if json_file is not None:
-        _write(lambda: jsonfile.write(json_file, table.data(measured)), json_file)
+        write(json_file, jsonfile.text(table.data(measured)))
     if docs is not None:
         given = [*(mutant or []), *(() if seeds == 20 else ("--seeds", str(seeds)))]
         given += [] if profile is Profile.ci else ["--profile", profile.value]
         command = shlex.join(["rolloutcheck", "mutants", *given])
         text = table.markdown(measured, f"{command} --docs {docs}", profile.value, _versions())
-        _write(lambda: _store(docs, text), docs)
+        write(docs, text)
     raise typer.Exit(CONFORMS if all(m.detected for m in measured) else VIOLATES)
-
-
-def _mutants(wanted: list[str]) -> list[str]:
-    """The ids, checked; all of them when none is given."""
-    from difflib import get_close_matches
-
-    from harness.mutants import load
-
-    known = list(load())
-    for name in wanted:
-        if name not in known:
-            near = get_close_matches(name, known, 1)
-            meant = f"; did you mean {near[0]}?" if near else "; `rolloutcheck mutants --list` shows them"
-            raise Failed(USAGE, f"unknown mutant {name!r}{meant}")
-    return list(dict.fromkeys(wanted)) or known
 
 
 def _versions() -> str:
@@ -285,185 +481,28 @@ def _versions() -> str:
     return f"Hypothesis {version('hypothesis')}"
 
 
-def _store(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
-
-
-def _rules(wanted: list[str], levels: tuple[str, ...]) -> tuple[str, ...]:
-    import spec
-    from harness.checkers import ROLLOUT_RULE_IDS, RULE_IDS
-    from harness.work import ROLLOUT, SAMPLE
-
-    judged = {SAMPLE: RULE_IDS, ROLLOUT: ROLLOUT_RULE_IDS}
-    known = [rule for rule in spec.RULES if any(rule in judged[level] for level in levels)]
-    for name in wanted:
-        if name not in spec.RULES:
-            meant = f"did you mean {name.upper()}?" if name.upper() in known else f"the rules are {', '.join(known)}"
-            raise Failed(USAGE, f"unknown rule {name!r}; {meant}")
-        if name not in known:
-            other = ROLLOUT if name in ROLLOUT_RULE_IDS else SAMPLE
-            what = "whole rollouts" if other == ROLLOUT else "single samples"
-            raise Failed(USAGE, f"rule {name} is judged on {what}: give --level {other}")
-    return tuple(r for r in spec.RULES if r in wanted)
-
-
-def _engines(text: str, levels: tuple[str, ...] = ()) -> tuple[str, ...]:
-    from harness.engines import FRONTS
-    from harness.options import ROLLOUT_ENGINE
-    from harness.work import ROLLOUT
-
-    if levels == (ROLLOUT,) and text != ROLLOUT_ENGINE:
-        raise Failed(USAGE, f"whole rollouts are run on the engine {ROLLOUT_ENGINE}: leave --engine out")
-    names = FRONTS if text == "all" else tuple(dict.fromkeys(text.split(",")))
-    for name in names:
-        if name.startswith(("http://", "https://")):
-            raise Failed(USAGE, "a running server as --engine is not supported yet")
-        if name not in FRONTS:
-            raise Failed(USAGE, f"unknown engine {name!r}; the engines are {', '.join(FRONTS)}, all")
-    if "aioresponses" in names:
-        try:
-            import aioresponses  # noqa: F401
-        except ImportError as error:
-            raise Failed(USAGE, "--engine aioresponses needs the package aioresponses") from error
-    return names
-
-
-def _has_ray(address: str | None) -> None:
-    from importlib.util import find_spec
-
-    if address is not None and find_spec("ray") is None:
-        raise Failed(USAGE, "--ray needs the package ray")
-
-
-def _tokenizer(path: Path | None) -> str | None:
-    """The directory, absolute, after it was seen to load."""
-    if path is None:
-        return None
-    from harness import tokenizer as tokenizers
-
-    try:
-        tokenizers.load(str(path))
-    except ImportError as error:
-        raise Failed(USAGE, "--tokenizer needs the package transformers") from error
-    except ValueError as error:
-        raise Failed(USAGE, str(error)) from error
-    return str(path.resolve())
-
-
-@contextlib.contextmanager
-def _target(target: str, path: Path | None, rev: str | None, twin: str | None) -> Iterator[TargetSpec]:
-    """The target as data; a revision's tree lies in a folder of its own as long as the context is open."""
-    if not target:
-        raise Failed(USAGE, "--target is empty; give reference, slime or pkg.mod:function")
-    if twin and ":" not in target:
-        raise Failed(USAGE, "--twin belongs to a target pkg.mod:function")
-    if target == "slime":
-        from harness.targets.checkout import UsageError, checkout
-
-        if path is None:
-            raise Failed(USAGE, "--target slime needs --path DIR")
-        try:
-            with checkout(path, rev) as tree:
-                yield TargetSpec("slime", root=str(tree.root), revision=tree.revision)
-        except UsageError as error:
-            raise Failed(USAGE, str(error)) from error
-        return
-    if rev is not None:
-        raise Failed(USAGE, "--rev belongs to --target slime")
-    if target == "reference":
-        if path is not None:
-            raise Failed(USAGE, "--path does not belong to --target reference")
-        yield TargetSpec("reference")
-        return
-    if target.startswith("mutant:"):
-        if path is not None or twin:
-            raise Failed(USAGE, "--path and --twin do not belong to a mutant")
-        (name,) = _mutants([target.removeprefix("mutant:")])
-        yield TargetSpec("mutant", function=name)
-        return
-    for name in filter(None, (target, twin)):
-        module, _, function = name.partition(":")
-        if not all(part.isidentifier() for part in (*module.split("."), function)):
-            later = f"; {target} is planned" if target in LATER else ""
-            raise Failed(USAGE, f"unknown target {name!r}; give reference, slime or pkg.mod:function{later}")
-    if path is not None and not path.is_dir():
-        raise Failed(USAGE, f"no folder {path}")
-    yield TargetSpec("function", root=str((path or Path.cwd()).resolve()), function=target, twin=twin or "")
-
-
-def _arguments(target: str, path: Path | None, rev: str | None, twin: str | None, tokenizer: Path | None) -> list[str]:
-    """The options that name the target, as they were given."""
-    given = {"--target": target, "--path": path, "--rev": rev, "--twin": twin, "--tokenizer": tokenizer}
-    return [word for option, value in given.items() if value is not None for word in (option, str(value))]
-
-
-def _consoles(json_file: Path | None) -> tuple[Any, Any]:
-    """For progress, and for the report; none for the report when JSON takes standard output."""
-    from rich.console import Console
-
-    class Patient(Console):
-        def on_broken_pipe(self) -> None:
-            """A reader that left early changes no verdict (rich would exit with 1, "violates")."""
-            _discard(self.file)
-
-    width = None if sys.stdout.isatty() else 120
-    out = None if json_file is not None and str(json_file) == "-" else Patient(width=width)
-    return Patient(stderr=True), out
-
-
-@contextlib.contextmanager
-def _progress(console: Any) -> Iterator[Callable[[Any], None]]:
-    """Progress on standard error: a bar on a terminal, otherwise a line a phase."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    seen: set[tuple[str, str]] = set()
-    if not console.is_terminal:
-
-        def line(state: Any) -> None:
-            if (state.where, state.phase) not in seen:
-                seen.add((state.where, state.phase))
-                with contextlib.suppress(OSError):
-                    console.print(f"{state.where}: {state.phase}, {state.total}", markup=False, highlight=False)
-
-        yield line
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("starting", total=None)
-
-        def update(state: Any) -> None:
-            bar.update(task, description=f"{state.where} {state.phase}", completed=state.done, total=state.total)
-
-        yield update
-
-
-def _writable(json_file: Path | None) -> None:
-    """Says at once what would be found out after the work. Raises Failed."""
-    if json_file is not None and str(json_file) != "-" and (json_file.is_dir() or not json_file.parent.is_dir()):
-        raise Failed(USAGE, f"cannot write {json_file}: {'it is a folder' if json_file.is_dir() else 'no such folder'}")
-
-
-def _write(action: Callable[[], None], path: Path) -> None:
-    try:
-        action()
-    except OSError as error:
-        name = "standard output" if str(path) == "-" else path
-        raise Failed(USAGE, f"cannot write {name}: {error.strerror}") from error
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command line. Every error that is not the harness's own is one line on standard error."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the caller
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        reconfigure = getattr(getattr(sys, name), "reconfigure", None)
+        if reconfigure is not None:  # a terminal that knows few letters shows escapes
+            reconfigure(errors="backslashreplace")
     with contextlib.suppress(ValueError):  # not the main thread
         signal.signal(signal.SIGTERM, _terminated)
     status = _status(arguments)
+    if "--git-bisect" in (sys.argv[1:] if arguments is None else arguments) and status not in (
+        CONFORMS,
+        VIOLATES,
+        CANNOT,
+    ):
+        status = 128  # `git bisect run` takes everything up to 127 for a verdict
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except (OSError, ValueError):
-            _discard(stream)
+            discard(stream)
     raise SystemExit(status)
 
 
@@ -473,35 +512,25 @@ def _status(arguments: list[str] | None) -> int:
 
     try:
         status: int = app(arguments, prog_name="rolloutcheck", standalone_mode=False) or CONFORMS
-        return _say("interrupted", INTERRUPTED) if status == INTERRUPTED else status  # typer's own Ctrl-C
+        return say("interrupted", INTERRUPTED) if status == INTERRUPTED else status  # typer's own Ctrl-C
     except Failed as error:
-        return _say(str(error), error.status)
+        return say(str(error), error.status)
     except CannotJudge as error:
-        return _say(f"cannot be judged: {error}", CANNOT)
+        return say(f"cannot be judged: {error}", CANNOT)
     except HarnessFault as error:
-        return _say(f"a fault of rolloutcheck itself, please report it:\n{error}", FAULT)
+        return say(f"a fault of rolloutcheck itself, please report it:\n{error}", FAULT)
     except (KeyboardInterrupt, typer.Abort):
-        return _say("interrupted", INTERRUPTED)
+        return say("interrupted", INTERRUPTED)
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in OUTSIDE:
+            return say(f"{error.strerror}: {error.filename}", USAGE)
         usage = getattr(error, "format_message", None)  # typer's own, whichever click it carries
         if usage is not None:
             message = str(usage()).strip().replace("\n", " ")
-            return _say(message, USAGE) if message else USAGE
+            return say(message, USAGE) if message else USAGE
         import traceback
 
-        return _say(f"a fault of rolloutcheck itself, please report it:\n{traceback.format_exc()}", FAULT)
-
-
-def _say(message: str, status: int = 0) -> int:
-    with contextlib.suppress(OSError, ValueError):
-        print(f"rolloutcheck: {message}", file=sys.stderr, flush=True)
-    return status
-
-
-def _discard(stream: Any) -> None:
-    """From here on, and at exit, what is written there goes nowhere."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return say(f"a fault of rolloutcheck itself, please report it:\n{traceback.format_exc()}", FAULT)
 
 
 def _terminated(*_: object) -> None:

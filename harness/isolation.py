@@ -11,9 +11,11 @@ import contextlib
 import json
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import deque
@@ -28,8 +30,8 @@ from harness.targets import CannotJudge
 from harness.targets.spec import TargetSpec
 from harness.work import SAMPLE, Run, Work
 
-LOAD_LIMIT_S = 60.0
 RUN_LIMIT_S = 20.0
+IMPORT_FACTOR = 3  # importing may take that many times as long
 MAX_REPLY = 1 << 28  # bytes; a history of the longest schedule allowed is far below
 EXIT_CHECK_S = 0.5
 LAST_WORDS_S = 0.5  # something that left the process's group may keep the pipe open
@@ -72,6 +74,7 @@ class Worker:
         self._said: deque[str] = deque(maxlen=20)
         self._draining: threading.Thread | None = None
         self._restarts = 0
+        self._temporary = ""
         self.ready = Ready("", (), {}, ())
 
     def __enter__(self) -> Worker:
@@ -94,8 +97,10 @@ class Worker:
         """Starts the process and does not wait: `wait` must follow."""
         # The package's own folder is named, so that a target's `harness` on sys.path is not taken for ours.
         command = [sys.executable, "-c", _BOOT, os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
+        self._temporary = tempfile.mkdtemp(prefix="rolloutcheck-")
         self._process = process = subprocess.Popen(
             command,
+            env={**os.environ, "TMPDIR": self._temporary},  # what it leaves there goes with it
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -111,7 +116,8 @@ class Worker:
 
     def wait(self) -> Ready:
         """What a launched worker says of its target. Raises CannotJudge or HarnessFault."""
-        doing, limit_s = f"importing {self.spec.function.partition(':')[0] or self.spec.kind}", LOAD_LIMIT_S
+        doing = f"importing {self.spec.function.partition(':')[0] or self.spec.kind}"
+        limit_s = IMPORT_FACTOR * self.run_limit_s
         answer = self._receive(limit_s)
         while not isinstance(answer, str) and "trial" in answer:
             doing, limit_s = f"a first call of {answer['trial']}", self.run_limit_s
@@ -176,6 +182,17 @@ class Worker:
         self._raise_unless(answer, "rollouts" if isinstance(wanted, Scenario) else "history")
         return work.run_from_json(answer)
 
+    def modules(self) -> tuple[str, ...] | None:
+        """The client's modules that were asked for so far. None when the process is gone and cannot tell."""
+        while self._sent:  # what was sent ahead and is not wanted any more
+            with contextlib.suppress(CannotJudge):
+                self.run(*self._sent[0])
+        if self._process is None or self._restarts:
+            return None
+        self._send({"modules": True})
+        answer = self._receive(self.run_limit_s)
+        return None if isinstance(answer, str) else tuple(answer["modules"])
+
     def twin(self) -> Worker:
         """Another worker for the same target, not started."""
         return Worker(self.spec, self.front, self.tokenizer, run_limit_s=self.run_limit_s, level=self.level)
@@ -189,6 +206,7 @@ class Worker:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        shutil.rmtree(self._temporary, ignore_errors=True)
         assert process.stdin is not None
         with contextlib.suppress(OSError):
             process.stdin.close()
@@ -211,14 +229,15 @@ class Worker:
     def _receive(self, limit_s: float) -> dict[str, Any] | str:
         """The next answer, or "hang" or "exit"."""
         assert self._process is not None
-        end = time.monotonic() + limit_s
-        while True:
+        end, ended = time.monotonic() + limit_s, False
+        while True:  # once more after the process has ended: what it said may still be on its way
             try:
                 line = self._lines.get(timeout=max(min(end - time.monotonic(), EXIT_CHECK_S), 0.001))
                 break
             except queue.Empty:
-                if self._process.poll() is not None:  # a child of it may keep the pipe open
+                if ended:
                     return "exit"
+                ended = self._process.poll() is not None  # a child of it may keep the pipe open
                 if time.monotonic() >= end:
                     return "hang"
         try:

@@ -25,6 +25,9 @@ ROLLOUT_ENGINE = "inproc"
 
 MODE_SETS = {"plain": (PLAIN,), "stream": (STREAM,), "incremental": (INCREMENTAL,), "both": (PLAIN, STREAM)}
 
+EVERYTHING, UNTIL_BROKEN = "everything", "until broken"
+"""How far a check looks: at all there is, or no further than until all that was asked for is broken."""
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -37,8 +40,8 @@ class Options:
     work over processes (`harness.pool`): how many, for how long at most in
     seconds, the file to go on from, and the address of a Ray cluster.
 
-    ``first`` is run before anything else: what is known to have failed before.
-    A ``hasty`` check looks no further once all that was asked for is broken.
+    ``first`` is run before anything else: rules, and what is known to have broken them before.
+    ``depth`` says how far to look beyond it. A ``lenient`` check leaves out the modes that the target lacks.
     """
 
     target: TargetSpec
@@ -55,8 +58,9 @@ class Options:
     journal: str | None = None
     ray: str | None = None
     levels: tuple[str, ...] = (SAMPLE,)
-    first: tuple[Work, ...] = ()
-    hasty: bool = False
+    first: tuple[tuple[str, Work], ...] = ()
+    depth: str = EVERYTHING
+    lenient: bool = False
 
     @property
     def spread(self) -> bool:

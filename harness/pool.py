@@ -175,7 +175,7 @@ def _of_scope(size: int, portion: Portion) -> list[Work]:
 
 def spread(
     work: Callable[..., T], tasks: Iterable[tuple[Any, tuple[Any, ...]]], jobs: int | None = None
-) -> Iterator[tuple[Any, T]]:
+) -> Generator[tuple[Any, T], None, None]:
     """``work(*arguments)`` for each named task, in processes; (name, result) as they come. None: one a core.
 
     Tasks are taken one by one as processes become free. What a task raises is raised here.
@@ -203,7 +203,9 @@ def processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
     Spawned, not forked: the parent may have threads, and a front patches the HTTP libraries of its process.
     """
     before = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_begin)
+    pool = ProcessPoolExecutor(
+        jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_begin, initargs=(os.getpid(),)
+    )
     try:
         yield pool
         pool.shutdown()
@@ -221,12 +223,14 @@ def processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
         raise
 
 
-def _begin() -> None:
+def _begin(parent: int) -> None:
     from harness.worker import die_with_parent
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's affair
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # so that `_leave` is run
     die_with_parent()
+    if os.getppid() != parent:  # it was gone before the kernel was asked
+        os._exit(1)
 
 
 def cores() -> int:

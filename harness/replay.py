@@ -16,7 +16,6 @@ from harness.checkers import ROLLOUT_RULE_IDS, RULE_IDS
 from harness.engines import FRONTS
 from harness.history import MODES
 from harness.schedule import ScheduleError
-from harness.verdict import Result
 from harness.version import version
 from harness.work import ROLLOUT, Work, from_json, level, to_json
 
@@ -48,25 +47,23 @@ def name(rule: str, mode: str, schedule: Work) -> str:
     return f"{rule}-{hashlib.sha256(text.encode()).hexdigest()[:6]}.json"
 
 
-def write(directory: Path, result: Result, target: str, revision: str, summary: str, seed: int) -> Path:
+def write(directory: Path, failure: Failure, seed: int) -> Path:
     """Stores a violation. Raises OSError."""
-    assert result.counterexample is not None
-    schedule = result.counterexample.schedule
-    path = directory / name(result.rule, result.mode, schedule)
+    path = directory / name(failure.rule, failure.mode, failure.schedule)
     data = {
         "format": FORMAT,
-        "rule": result.rule,
-        "mode": result.mode,
-        "engine": result.engine,
-        "target": target,
-        "revision": revision,
-        "summary": summary,
-        **to_json(schedule),
+        "rule": failure.rule,
+        "mode": failure.mode,
+        "engine": failure.engine,
+        "target": failure.target,
+        "revision": failure.revision,
+        "summary": failure.summary,
+        **to_json(failure.schedule),
         "version": version(),
         "seed": seed,
     }
     directory.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8", errors="backslashreplace")
     return path
 
 

@@ -7,12 +7,13 @@ that end, groups that are aborted, and a later rollout that takes them up again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import Any
 
 from hypothesis import strategies as st
 
 from harness.scenario import Scenario, Step
-from harness.strategies import batches, distinct, sample_parts
+from harness.strategies import CACHED_PARTS, batches, distinct, sample_parts
 
 MAX_STEPS = 20
 
@@ -105,6 +106,7 @@ def drawn(count: int, seed: int) -> Iterator[Scenario]:
     return sample_parts(lambda number: part(seed, number), count)
 
 
-def part(seed: int, number: int) -> list[Scenario]:
+@lru_cache(maxsize=CACHED_PARTS)
+def part(seed: int, number: int) -> tuple[Scenario, ...]:
     """The ``number``-th part of what is drawn for a seed (`harness.strategies.part`)."""
     return distinct(_BATCHES, seed, number)

@@ -139,11 +139,10 @@ class Schedule:
     def __str__(self) -> str:
         """One line; what has its default value is left out."""
         words = [f"prompt {self.prompt!r}", f"budget {self.budget}"]
-        shown = {"prompt", "budget", "script", "attempts"}
         for f in fields(self):
             value = getattr(self, f.name)
-            if f.name not in shown and value != f.default:
-                words.append(f"{f.name} {value}")
+            if f.name not in ("prompt", "budget", "attempts") and value != f.default:
+                words.append(f"{f.name} {list(value) if isinstance(value, tuple) else value}")
         return ", ".join(words) + ": " + ("; ".join(map(str, self.attempts)) or "run")
 
 

@@ -247,7 +247,7 @@ class Search:
         rule, mode, faulty = key
         if self.cannot & set(schedule.kinds) or schedule.faulty_engine != faulty:
             return None
-        modes = tuple(dict.fromkeys((self.modes[0], mode))) if rule in COMPARES_MODES else (mode,)
+        modes = modes_for(rule, mode, self.modes[0])
         for ran, case in self._cases(schedule, modes, baseline=rule == "RESUME-EQ" and self._baseline(schedule)):
             if ran == mode and not isinstance(case, CannotJudge):
                 judgement = self.judge(rule, case)
@@ -259,6 +259,11 @@ def rules(options: Options, level: str) -> tuple[str, ...]:
     """The rules to judge on a level: those asked for that can be judged there."""
     every = ROLLOUT_RULE_IDS if level == ROLLOUT else RULE_IDS
     return tuple(rule for rule in every if not options.rules or rule in options.rules)
+
+
+def modes_for(rule: str, mode: str, first: str = PLAIN) -> tuple[str, ...]:
+    """The modes to run a schedule in so that a rule can be judged in one of them."""
+    return tuple(dict.fromkeys((first, mode))) if rule in COMPARES_MODES else (mode,)
 
 
 def as_run(schedule: Work, mode: str) -> Work:

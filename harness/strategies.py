@@ -7,9 +7,11 @@ resume; up to four `FEATURES` come on top.
 
 from __future__ import annotations
 
+import gc
 import random
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from hypothesis import HealthCheck, Phase, Verbosity, find, settings
@@ -23,6 +25,8 @@ PIECES = ("a", "ab", " the", "b", "é", "12", "日", "<|im_end|>")
 
 TOKENS = (65, 97, 98, 256, 32, 0xC3, 0xA9, 230, 151, 165, 273)
 """Response tokens: letters that merge ("a" + "b"), halves of é, thirds of 日, and a special token."""
+
+CACHED_PARTS = 4
 
 LENGTHS = st.integers(0, 9)
 AFTER = st.integers(0, 4)  # mostly below the budget, so that something is left to resume
@@ -154,7 +158,7 @@ def drawn(count: int, seed: int, *, faulty: bool = False) -> Iterator[Schedule]:
     return sample_parts(lambda number: part(seed, number, faulty=faulty), count)
 
 
-def sample_parts(part: Callable[[int], list[T]], count: int) -> Iterator[T]:
+def sample_parts(part: Callable[[int], Sequence[T]], count: int) -> Iterator[T]:
     """The first ``count`` different values of parts 0, 1 and so on."""
     seen: set[T] = set()
     number = 0
@@ -166,12 +170,16 @@ def sample_parts(part: Callable[[int], list[T]], count: int) -> Iterator[T]:
         number += 1
 
 
-def part(seed: int, number: int, *, faulty: bool = False) -> list[Schedule]:
-    """The ``number``-th part of what is drawn for a seed: different schedules, `PART` at most."""
+@lru_cache(maxsize=CACHED_PARTS)
+def part(seed: int, number: int, *, faulty: bool = False) -> tuple[Schedule, ...]:
+    """The ``number``-th part of what is drawn for a seed: different schedules, `PART` at most.
+
+    The last few are kept: one process often checks many revisions on the same schedules.
+    """
     return distinct(_BATCHES[faulty], seed, number)
 
 
-def distinct(batches: st.SearchStrategy[list[T]], seed: int, number: int) -> list[T]:
+def distinct(batches: st.SearchStrategy[list[T]], seed: int, number: int) -> tuple[T, ...]:
     """The different values of the ``number``-th part for a seed.
 
     They are drawn in lists, a few lists at a time: behind its tenth example
@@ -184,9 +192,11 @@ def distinct(batches: st.SearchStrategy[list[T]], seed: int, number: int) -> lis
         found.extend(batch)
         return False
 
+    callbacks = gc.callbacks[:]
     with suppress(NoSuchExample):
         find(batches, collect, settings=_CONFIG, random=_random(seed, number))
-    return list(dict.fromkeys(found))
+    gc.callbacks[:] = callbacks  # Hypothesis times collections, and a Ctrl-C that comes in there is lost
+    return tuple(dict.fromkeys(found))
 
 
 def _random(seed: int, part: int) -> random.Random:

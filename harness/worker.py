@@ -9,6 +9,8 @@ standard error, which the parent drains.
     -> {"target": {...}, "front": "inproc", "tokenizer": null, "level": "sample"}
     <- {"trial": name}, before a function is called to see what it asks for
     <- {"ready": {"name", "modes", "absent", "stubbed"}} | {"cannot": message, "not_applicable": bool}
+    -> {"modules": true}, for the client's modules that were asked for so far, there or not
+    <- {"modules": [...]}
     -> {"schedule": {...}, "mode": "plain"}, or with a "scenario" on a worker for whole rollouts
     <- {"history": {...}} or {"rollouts": {...}} | {"cannot": ...} | {"broken": traceback of the harness itself}
 """
@@ -21,8 +23,10 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
 from json import dumps, loads
+from types import ModuleType
 from typing import Any, TextIO
 
 from harness import work
@@ -31,6 +35,7 @@ from harness.runner import Runner
 from harness.schedule import Schedule
 from harness.stage import Stage
 from harness.targets import CannotJudge, Target
+from harness.targets.checkout import PACKAGES
 from harness.targets.spec import TargetSpec, load, load_loop
 
 
@@ -53,6 +58,8 @@ def serve(requests: TextIO, replies: TextIO) -> None:
         replies.flush()
 
     die_with_parent()
+    asked = _Asked()
+    sys.meta_path.insert(0, asked)
     try:
         runner = prepare(loads(requests.readline()), lambda name: say({"trial": name}))
     except CannotJudge as error:
@@ -73,6 +80,9 @@ def serve(requests: TextIO, replies: TextIO) -> None:
     )
     for line in requests:
         request = loads(line)
+        if "modules" in request:
+            say({"modules": sorted(asked.names.union(getattr(target, "probed", ())))})
+            continue
         try:
             run = runner.run(work.from_json(request), request["mode"])
             say(work.run_to_json(run))
@@ -80,6 +90,17 @@ def serve(requests: TextIO, replies: TextIO) -> None:
             say(_cannot(error))
         except Exception:
             say({"broken": traceback.format_exc()})
+
+
+class _Asked(MetaPathFinder):
+    """Finds nothing, and remembers which of the client's modules were looked for."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
+        if name.partition(".")[0] in PACKAGES:
+            self.names.add(name)
 
 
 def prepare(first: dict[str, Any], trial: Callable[[str], None]) -> Any:

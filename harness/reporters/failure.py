@@ -19,10 +19,18 @@ MAX_CALLS = 12
 
 
 def lines(
-    rule: str, target: str, mode: str, engine: str, finding: Finding, history: Run, *, faulty_engine: bool = False
+    rule: str,
+    target: str,
+    mode: str,
+    engine: str,
+    finding: Finding | None,
+    history: Run,
+    *,
+    faulty_engine: bool = False,
 ) -> list[str]:
-    """The screen without the replay command: headline, setting, a line a call, sources."""
-    verdict = "violated" if spec.RULES[rule].level == "MUST" else "violated (SHOULD)"
+    """The screen without the replay command: headline, setting, a line a call, sources. No finding: the rule holds."""
+    should = "" if spec.RULES[rule].level == "MUST" else " (SHOULD)"
+    verdict = ("holds" if finding is None else "violated") + should
     head = f"{rule} {verdict}   {target}   {mode}   {engine}"
     if isinstance(history, RolloutHistory):
         out = [head + "   whole rollouts", "  " + rollouts.setting(history)]
@@ -30,7 +38,9 @@ def lines(
     else:
         out = [head + ("   faulty engine" if faulty_engine else ""), "  " + setting(history)]
         out += ["  " + line for line in calls(Trace(history), finding)]
-        out += [f"  {finding.message}"] if finding.attempt is None else []
+        out += [f"  {finding.message}"] if finding is not None and finding.attempt is None else []
+    if finding is None:
+        return out
     sources = ", ".join(source.ref for source in spec.RULES[rule].sources[:2])
     out.append(f"  why      {spec.anchor(rule)}" + (f", {sources}" if sources else ""))
     return out
@@ -51,13 +61,14 @@ def setting(history: History) -> str:
     return ", ".join(words)
 
 
-def calls(trace: Trace, finding: Finding) -> list[str]:
+def calls(trace: Trace, finding: Finding | None) -> list[str]:
     """One line a call up to the one that is wrong, with an arrow at it."""
     rows = []
+    arrow_at = None if finding is None or finding.attempt is None else (finding.attempt, finding.sample)
     for sample, turn in sorted(trace.all_turns, key=lambda pair: (pair[1].index, pair[0])):
-        wrong = finding.attempt is not None and (turn.index, sample) == (finding.attempt, finding.sample)
+        wrong = (turn.index, sample) == arrow_at
         name = f"attempt {turn.index + 1}" + (f" of sample {sample + 1}" if trace.schedule.samples > 1 else "")
-        rows.append((name, *cells(turn), f"<- {finding.message}" if wrong else ""))
+        rows.append((name, *cells(turn), f"<- {finding.message}" if finding is not None and wrong else ""))
         if wrong:
             break
     if len(rows) > MAX_CALLS:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import spec
 from harness.check import Report
 from harness.history import MODES
+from harness.judged import ABSENT
 from harness.reporters import picture, verdicts
 from harness.reporters.picture import Picture
 from harness.reporters.plain import clean
@@ -24,7 +25,7 @@ from harness.scan import Range, Scan
 from harness.scenario import STEPS
 from harness.schedule import FAULTY_ENGINE, KINDS
 from harness.verdict import INVALID, UNKNOWN, VALID, Counterexample, Result
-from harness.work import Work
+from harness.work import ROLLOUT, Work
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -62,6 +63,8 @@ def scan_page(scan: Scan) -> str:
     return _render(
         "scan.html",
         scan=scan,
+        target=scan.options.target.kind,
+        signs=SIGNS | {ABSENT: "–"},
         months=months,
         steady=steady,
         broken=[(rule, mode, r) for (rule, mode), ranges in scan.rows.items() for r in ranges if r.broken],
@@ -71,7 +74,7 @@ def scan_page(scan: Scan) -> str:
 
 
 def _render(template: str, **data: Any) -> str:
-    return clean(_environment().get_template(template).render(signs=SIGNS, **data))
+    return clean(_environment().get_template(template).render({"signs": SIGNS} | data))
 
 
 def _environment() -> Environment:
@@ -112,7 +115,8 @@ class Told:
 
 def _anchor(group: Sequence[Violation]) -> str:
     first = group[0].result
-    return f"broken-{first.rule}" + ("-faulty-engine" if first.faulty_engine else "")
+    where = "-faulty-engine" if first.faulty_engine else "-rollouts" if first.on == ROLLOUT else ""
+    return f"broken-{first.rule}{where}"
 
 
 def _told(group: Sequence[Violation]) -> Told:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 from harness.check import Report
@@ -55,10 +54,5 @@ def data(report: Report, violations: Violations) -> dict[str, Any]:
     }
 
 
-def write(path: Path, value: Any) -> None:
-    """Writes JSON; ``-`` is standard output. Raises OSError."""
-    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
-    if str(path) == "-":
-        print(text, end="")
-    else:
-        path.write_text(text, encoding="utf-8")
+def text(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"

@@ -42,17 +42,17 @@ def setting(history: RolloutHistory) -> str:
     return ", ".join(words)
 
 
-def lines(rule: str, finding: Finding, history: RolloutHistory) -> list[str]:
-    """The rows up to what is wrong, then what is wrong in words."""
+def lines(rule: str, finding: Finding | None, history: RolloutHistory) -> list[str]:
+    """The rows up to what is wrong, then what is wrong in words. None: nothing is."""
     at_call = rule not in LOOP_RULE_IDS
-    rows = list(_rows(history, finding, at_call=at_call))
+    rows = list(_rows(history, finding or Finding(None, ""), at_call=at_call))
     widths = [max((len(row[i]) for row in rows if len(row) > 1), default=0) for i in range(5)]
     out = [_aligned(row, widths) for row in rows]
     if len(out) > MAX_ROWS:
         left = len(out) - MAX_ROWS
         out = [*out[:6], f"... {left} lines more", *out[-(MAX_ROWS - 6) :]]
-    who = f", sample {finding.sample + 1}" if finding.sample >= 0 else ""
-    if not at_call:
+    if finding is not None and not at_call:
+        who = f", sample {finding.sample + 1}" if finding.sample >= 0 else ""
         out.append(f"=> rollout {finding.rollout}{who}: {finding.message}")
     return out
 

@@ -38,7 +38,7 @@ def _cell(cell: verdicts.Cell | None) -> Text:
     return Text("-", style="dim") if cell is None else Text(str(cell), style=STYLE[cell.verdict])
 
 
-def show(console: Console, report: Report, violations: Violations) -> None:
+def show(console: Console, report: Report, violations: Violations, *, strict: bool = False) -> None:
     """Everything a person needs."""
     name, options = report.ready.name, report.options
     engines = ", ".join(options.engines)
@@ -59,3 +59,6 @@ def show(console: Console, report: Report, violations: Violations) -> None:
         console.print(lines[0], style=STYLE[INVALID], markup=False, highlight=False, soft_wrap=True)
         for line in lines[1:]:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if report.complete:
+        console.print()
+        console.print(verdicts.closing(report, strict=strict), style="bold", markup=False, highlight=False)

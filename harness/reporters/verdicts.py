@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from harness.check import INTERRUPTED, Report
 from harness.history import MODES
-from harness.verdict import CANNOT, CONFORMS, INVALID, UNKNOWN, VALID, VIOLATES, Result, exit_status
+from harness.verdict import CANNOT, CONFORMS, INVALID, UNKNOWN, VALID, VIOLATES, Result, exit_status, gating
 from harness.work import ROLLOUT
 
 SAMPLES, FAULTY, ROLLOUTS = (
@@ -89,6 +89,14 @@ def outcome(report: Report, *, strict: bool) -> str:
     if not report.complete:
         return INTERRUPTED
     return OUTCOMES[exit_status(report.results, strict=strict)]
+
+
+def closing(report: Report, *, strict: bool) -> str:
+    """The outcome, and the rules that it comes from: ``violates: BUDGET, CONTEXT``."""
+    said = outcome(report, strict=strict)
+    wanted = {"violates": INVALID, "conforms": None}.get(said, UNKNOWN)
+    names = [r.rule for r in gating(report.results, strict=strict) if r.verdict == wanted]
+    return f"{said}: {', '.join(dict.fromkeys(names))}" if names else said
 
 
 def facts(report: Report) -> dict[str, str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from harness import replay
 from harness.check import Report
+from harness.replay import Failure
 from harness.reporters import failure
 from harness.verdict import Result
 
@@ -28,6 +29,13 @@ class Violation:
     @property
     def summary(self) -> str:
         return "\n".join(self.lines)
+
+    @property
+    def failure(self) -> Failure:
+        r = self.result
+        assert r.counterexample is not None
+        schedule = r.counterexample.schedule
+        return Failure(r.rule, r.mode, r.engine, schedule, self.target, self.revision, self.summary)
 
 
 Violations = dict[int, Violation]
@@ -59,28 +67,40 @@ def of(report: Report) -> Violations:
     }
 
 
-def store(
-    violations: Violations, directory: Path, arguments: Sequence[str], say: Callable[[str], object]
-) -> Violations:
-    """Writes the failure files. A folder that cannot be written is said once, and loses nothing else."""
-    stored = dict(violations)
-    for place, v in violations.items():
+class Shelf:
+    """The folder of failure files. One that cannot be written is said once, and loses nothing else."""
+
+    def __init__(self, directory: Path, say: Callable[[str], object]) -> None:
+        self.directory, self.say, self.open = directory, say, True
+
+    def put(self, failure: Failure, seed: int, arguments: Sequence[str]) -> tuple[str, str]:
+        """The file and the command that replays it, with the ``arguments`` that name the target; or two empty texts."""
+        if not self.open:
+            return "", ""
         try:
-            file = replay.write(directory, v.result, v.target, v.revision, v.summary, v.seed)
+            file = replay.write(self.directory, failure, seed)
         except OSError as error:
-            say(f"cannot write {directory}: {error.strerror}; violations are not stored")
-            break
-        command = shlex.join(["rolloutcheck", "replay", str(file), *arguments])
-        stored[place] = replace(v, file=str(file), replay=command)
+            self.say(f"cannot write {self.directory}: {error.strerror}; violations are not stored")
+            self.open = False
+            return "", ""
+        return str(file), shlex.join(["rolloutcheck", "replay", str(file), *arguments])
+
+
+def store(violations: Violations, shelf: Shelf, arguments: Sequence[str]) -> Violations:
+    """The violations, each with its file and its command."""
+    stored = {}
+    for place, v in violations.items():
+        file, command = shelf.put(v.failure, v.seed, arguments)
+        stored[place] = replace(v, file=file, replay=command)
     return stored
 
 
 def grouped(violations: Violations) -> list[list[Violation]]:
-    """Those of one rule together, on a faulty engine and elsewhere apart."""
-    groups: dict[tuple[str, bool], list[Violation]] = {}
+    """Those of one rule together, apart on a faulty engine and on whole rollouts. What gates comes first."""
+    groups: dict[tuple[str, bool, str], list[Violation]] = {}
     for v in violations.values():
-        groups.setdefault((v.result.rule, v.result.faulty_engine), []).append(v)
-    return list(groups.values())
+        groups.setdefault((v.result.rule, v.result.faulty_engine, v.result.on), []).append(v)
+    return sorted(groups.values(), key=lambda group: not group[0].result.gates(False))
 
 
 def screen(group: Sequence[Violation]) -> list[str]:

@@ -22,10 +22,11 @@ from harness.targets import CannotJudge
 PACKAGES = ("slime",)
 """The folders taken from a tree. The first one must be there."""
 
-WORKING_TREE = "working tree"
+WORKING_TREE, DIRTY = "working tree", "+dirty"
 GIT_TIMEOUT = 60.0
 """Seconds one git command may take."""
 
+_SUBMODULE = b"160000"
 _FILE_MODES = {b"100644", b"100755"}  # neither symbolic links nor submodules
 
 
@@ -45,22 +46,25 @@ class Tree:
 
 
 @dataclass(frozen=True, slots=True)
-class _Blob:
+class Blob:
     oid: str
     path: str
 
 
 @contextmanager
 def checkout(
-    path: str | os.PathLike[str], rev: str | None = None, packages: Sequence[str] = PACKAGES
+    path: str | os.PathLike[str],
+    rev: str | None = None,
+    packages: Sequence[str] = PACKAGES,
+    folder: str | None = None,
 ) -> Iterator[Tree]:
     """The packages of ``path`` at ``rev``, for as long as the context lasts.
 
     ``path`` is a working tree, a linked worktree, a folder inside one that
     holds the packages, or a bare repository. Without ``rev`` a working tree is
     used in place, uncommitted changes included, and of a bare repository HEAD
-    is taken. Trees taken from git lie in a temporary folder that is removed on
-    the way out.
+    is taken. Trees taken from git lie in a temporary folder (in ``folder`` if one
+    is given) that is removed on the way out.
 
     Raises UsageError for a path or a revision that does not exist, CannotJudge
     for a tree without the first package and for a git that does not work.
@@ -71,44 +75,44 @@ def checkout(
     if rev is not None:
         _check_spelling(rev)
     try:
-        kind = _kind(where)
+        kind = kind_of(where)
     except _NoGit:
         if rev is not None:
             raise
         kind = "none"
     if rev is None and kind != "bare":
-        yield _in_place(where, packages, git=kind == "tree")
+        yield _in_place(where, packages, tracked=kind == "tree")
         return
     if kind == "none":
         raise UsageError(f"not a git repository, so it has no revision {rev!r}: {where}")
-    commit = _commit(where, rev or "HEAD")
-    short = _git(where, "rev-parse", "--short=9", commit).decode().strip()
-    blobs = _blobs(where, commit, packages)
+    commit = commit_of(where, rev or "HEAD")
+    short = git(where, "rev-parse", "--short=9", commit).decode().strip()
+    blobs = listing(where, commit, packages)
     if not any(blob.path.startswith(f"{packages[0]}/") for blob in blobs):
         raise CannotJudge(f"no {packages[0]} package at {short}")
-    with tempfile.TemporaryDirectory(prefix="rolloutcheck-") as folder:
-        root = Path(folder).resolve()
+    with tempfile.TemporaryDirectory(prefix="rolloutcheck-", dir=folder) as made:
+        root = Path(made).resolve()
         _extract(where, blobs, root)
         yield Tree(root, short)
 
 
-def _in_place(where: Path, packages: Sequence[str], *, git: bool) -> Tree:
+def _in_place(where: Path, packages: Sequence[str], *, tracked: bool) -> Tree:
     if not (where / packages[0]).is_dir():
-        if git:
+        if tracked:
             raise CannotJudge(f"no {packages[0]} package in {where}")
         raise UsageError(f"not a checkout, it has no {packages[0]} folder: {where}")
     root = where.resolve()
-    if not git:
+    if not tracked:
         return Tree(root, WORKING_TREE)
     try:
-        commit = _commit(where, "HEAD")
+        commit = commit_of(where, "HEAD")
     except UsageError:  # a repository without a commit
         return Tree(root, WORKING_TREE)
-    short = _git(where, "rev-parse", "--short=9", commit).decode().strip()
-    blobs = _blobs(where, commit, packages)
+    short = git(where, "rev-parse", "--short=9", commit).decode().strip()
+    blobs = listing(where, commit, packages)
     if not blobs:  # the package is not under version control at all
         return Tree(root, WORKING_TREE)
-    return Tree(root, f"{short}+dirty" if _differs(root, blobs, packages) else short)
+    return Tree(root, f"{short}{DIRTY}" if _differs(root, blobs, packages) else short)
 
 
 def _check_spelling(rev: str) -> None:
@@ -117,42 +121,53 @@ def _check_spelling(rev: str) -> None:
         raise UsageError(f"not a revision: {rev!r}")
 
 
-def _kind(where: Path) -> str:
+def kind_of(where: Path) -> str:
     """``tree``, ``bare`` (also the inside of a .git folder) or ``none``."""
     try:
-        answer = _git(where, "rev-parse", "--is-inside-work-tree")
-    except _GitFailed as error:
+        answer = git(where, "rev-parse", "--is-inside-work-tree")
+    except GitFailed as error:
         if "not a git repository" in error.said:
             return "none"
         raise CannotJudge(f"git cannot read {where}: {error.said}") from error
     return "tree" if answer.strip() == b"true" else "bare"
 
 
-def _commit(where: Path, rev: str) -> str:
+def commit_of(where: Path, rev: str) -> str:
     try:
-        answer = _git(where, "rev-parse", "--verify", "--quiet", f"{rev}^{{commit}}")
-    except _GitFailed as error:
+        found = git(where, "rev-parse", "--verify", "--quiet", rev).decode().strip()  # :/text takes no suffix
+        answer = git(where, "rev-parse", "--verify", "--quiet", f"{found}^{{commit}}")
+    except GitFailed as error:
         raise UsageError(f"unknown revision {rev!r} in {where}") from error
-    return answer.decode().strip()
+    name = answer.decode().strip()
+    if not name.isalnum():  # git reads ^A and A..B as well
+        raise UsageError(f"not a single revision: {rev!r}")
+    return name
 
 
-def _blobs(where: Path, commit: str, packages: Sequence[str]) -> list[_Blob]:
+def listing(where: Path, commit: str, packages: Sequence[str]) -> list[Blob]:
     """The packages' regular files, by paths relative to ``where`` (or to a bare root)."""
-    listing = _git(where, "ls-tree", "-r", "-z", commit, "--", *packages)
+    listing = git(where, "ls-tree", "-r", "-z", commit, "--", *packages)
     blobs = []
     for entry in listing.split(b"\0"):
         if not entry:
             continue
         meta, _, name = entry.partition(b"\t")
         mode, _, oid = meta.split(b" ")
+        if mode == _SUBMODULE and os.fsdecode(name) in packages:
+            raise CannotJudge(f"{os.fsdecode(name)} is a submodule at {commit[:9]}: its files are elsewhere")
         if mode in _FILE_MODES:
-            blobs.append(_Blob(oid.decode(), os.fsdecode(name)))
+            blobs.append(Blob(oid.decode(), os.fsdecode(name)))
     return blobs
 
 
-def _extract(where: Path, blobs: Sequence[_Blob], root: Path) -> None:
+def _extract(where: Path, blobs: Sequence[Blob], root: Path) -> None:
     wanted = "".join(f"{blob.oid}\n" for blob in blobs).encode()
-    stream = memoryview(_git(where, "cat-file", "--batch", stdin=wanted))
+    try:
+        stream = memoryview(git(where, "cat-file", "--batch", stdin=wanted))
+    except GitFailed as error:
+        raise CannotJudge(
+            f"the repository lacks the content of files; is it a partial clone? ({error.said})"
+        ) from error
     at = 0
     for blob in blobs:
         end = bytes(stream[at : at + 200]).index(b"\n") + at
@@ -168,7 +183,7 @@ def _extract(where: Path, blobs: Sequence[_Blob], root: Path) -> None:
         at = start + size + 1
 
 
-def _differs(root: Path, blobs: Sequence[_Blob], packages: Sequence[str]) -> bool:
+def _differs(root: Path, blobs: Sequence[Blob], packages: Sequence[str]) -> bool:
     """Whether the packages on disk are not the commit's.
 
     Compared by content and not with ``git status``, which would run clean
@@ -193,9 +208,11 @@ def _oid(content: bytes, like: str) -> str:
     return algorithm(b"blob %d\0" % len(content) + content).hexdigest()
 
 
-class _GitFailed(Exception):
+class GitFailed(CannotJudge):
+    """A git command failed; ``said`` is what it complained of."""
+
     def __init__(self, said: str) -> None:
-        super().__init__(said)
+        super().__init__(f"git cannot read the repository: {said}")
         self.said = said
 
 
@@ -203,8 +220,8 @@ class _NoGit(CannotJudge):
     pass
 
 
-def _git(where: Path, *command: str, stdin: bytes | None = None) -> bytes:
-    """What git prints. Raises _GitFailed with its first line of complaint, or CannotJudge."""
+def git(where: Path, *command: str, stdin: bytes | None = None) -> bytes:
+    """What git prints. Raises GitFailed with its first line of complaint, or CannotJudge."""
     # GIT_DIR and friends, set inside hooks and by some tools, would point git elsewhere.
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     env |= {
@@ -231,4 +248,4 @@ def _git(where: Path, *command: str, stdin: bytes | None = None) -> bytes:
         )
     if "safe.bareRepository" in said:
         raise CannotJudge(f"git refuses the bare repository {where} (safe.bareRepository)")
-    raise _GitFailed(said or f"git {command[0]} failed with status {done.returncode}")
+    raise GitFailed(said or f"git {command[0]} failed with status {done.returncode}")

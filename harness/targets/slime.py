@@ -87,6 +87,7 @@ def load(
         hooks.withdraw()
     target = SlimeTarget(revision, rollout, streaming, types=types, http=http, misc=misc, absent=absent, hooks=hooks)
     target.others = others
+    target.probed += tuple(also)
     return target
 
 
@@ -108,6 +109,8 @@ class SlimeTarget:
         self.name = f"slime@{revision}"
         self.absent: dict[str, CannotJudge] = dict(absent)
         """Why a mode is not in `modes`: raise it to say so."""
+        self.probed: tuple[str, ...] = (*ROLLOUTS, STREAMING)
+        """Modules whose being there or not makes a difference, although they may never be imported."""
         self.others: dict[str, ModuleType] = {}
         """The modules that `load` was asked for beside those of a single sample."""
         self.rollout: Any = rollout

@@ -45,6 +45,7 @@ class SlimeLoop:
     stoppable = False  # the worker is stopped when its process ends
 
     def __init__(self, sample: SlimeTarget, source: ModuleType, spanning: ModuleType | None) -> None:
+        self.probed = sample.probed
         rollout = sample.rollout
         self.name, self.modes, self.absent, self.stubbed = sample.name, sample.modes, sample.absent, sample.stubbed
         self._sample, self._rollout, self._source_module, self._async = sample, rollout, source, spanning

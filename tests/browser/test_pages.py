@@ -103,21 +103,26 @@ def scan(size: int = 150) -> Scan:
         )
         for i in range(size)
     )
-    why = Broken(Schedule(), ("BUDGET violated   slime", "  " + "attempt " * 30), "rolloutcheck replay " + "z" * 90)
+    why = Broken(
+        Schedule(),
+        ("BUDGET violated   slime", "  " + "attempt " * 30),
+        "failures/x.json",
+        "rolloutcheck replay " + "z" * 90,
+    )
     rows: dict[tuple[str, str], tuple[Range, ...]] = {
         (rule, mode): (Range(0, size - 1, VALID),) for rule in ("BUDGET", *MANY) for mode in MODES
     }
     rows["BUDGET", PLAIN] = (
         Range(0, 59, VALID),
-        Range(60, 99, INVALID, "may ask nothing", why),
+        Range(60, 99, INVALID, "", (why, why)),
         Range(100, 149, VALID),
     )
     rows["STATUS", PLAIN] = (
-        Range(0, 3, UNKNOWN, "does not import"),
-        Range(4, 4, INVALID, "no", why),
+        Range(0, 3, "absent", "no streaming"),
+        Range(4, 4, INVALID, "", (why,)),
         Range(5, 149, VALID),
     )
-    return Scan("slime", Options(TargetSpec("slime")), revisions, rows, 99.0)
+    return Scan(Options(TargetSpec("slime")), revisions, 400, rows, 99.0)
 
 
 PAGES = (*REPORTS, "timeline")

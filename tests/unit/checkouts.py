@@ -171,9 +171,10 @@ def write(root: Path, files: dict[str, str]) -> None:
         file.write_text(dedent(text))
 
 
-def git(where: Path, *command: str) -> str:
+def git(where: Path, *command: str, **more: str) -> str:
+    """What a git command prints; ``more`` is for its environment."""
     identity = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false"]
-    env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+    env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")} | more
     done = subprocess.run(
         ["git", "-C", str(where), *identity, *command],
         env=env,

@@ -16,8 +16,9 @@ from harness.checkers import RULE_IDS, Case, Judgement, checker
 from harness.events import Event, Progress
 from harness.history import INCREMENTAL, MODES, PLAIN, STREAM, Halted, History
 from harness.isolation import Ready
-from harness.options import MODE_SETS, PROFILES, QUICK_BUDGET, Options
+from harness.options import MODE_SETS, PROFILES, QUICK_BUDGET, UNTIL_BROKEN, Options
 from harness.runner import Runner
+from harness.scenario import Scenario
 from harness.schedule import Attempt, Schedule
 from harness.search import applies, as_run
 from harness.targets import CannotJudge
@@ -73,6 +74,9 @@ class InProcess:
     def wait(self) -> Ready:
         return self.ready
 
+    def modules(self) -> tuple[str, ...]:
+        return ("slime.x",)
+
     def close(self) -> None:
         runner, self._runner = self._runner, None
         if runner is not None:
@@ -85,7 +89,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Report]:
     monkeypatch.setattr(module, "Worker", InProcess)
     for place in (module, options_module):
         monkeypatch.setattr(place, "PROFILES", {"quick": 12, "ci": 12})
-    few = WHOLE[::4]
+    few = tuple(e for place, e in enumerate(WHOLE) if place % 4 == 0 or getattr(e.work, "images", 0))
     monkeypatch.setattr(corpus, "load", lambda: few)
 
     def call(plain: Generate | None, stream: Generate | None = None, how: Run = plainly, **options: Any) -> Report:
@@ -347,3 +351,50 @@ def test_progress_counts_to_its_total(checked: Callable[..., Report], monkeypatc
 def test_the_profiles_grow() -> None:
     assert list(PROFILES) == ["quick", "ci", "deep"]
     assert sorted(PROFILES.values()) == list(PROFILES.values())
+
+
+# What a search through a history asks for
+
+SUBTRACTS = Schedule(budget=4, script=(66,), attempts=(Attempt("abort", after=2), Attempt("abort", after=1)))
+"""Breaks BUDGET of a client that forgets to subtract, and is not the smallest that does."""
+
+
+def test_what_is_known_is_run_first_and_not_shrunk_again_for_its_rule(checked: Callable[..., Report]) -> None:
+    known = (("BUDGET", SUBTRACTS), ("MAXIMAL", SUBTRACTS), ("BUDGET", Scenario()))
+    report = checked(forgets_subtraction, rules=("BUDGET",), first=known, depth=UNTIL_BROKEN)
+    example = only(report, "BUDGET").counterexample
+    assert example is not None and example.schedule == SUBTRACTS
+    assert InProcess.ran[0] == (SUBTRACTS, PLAIN) and {schedule for schedule, _ in InProcess.ran} == {SUBTRACTS}
+
+
+def test_what_is_known_of_another_rule_is_shrunk(checked: Callable[..., Report]) -> None:
+    report = checked(forgets_subtraction, rules=("BUDGET",), first=(("STATUS", SUBTRACTS),), depth=UNTIL_BROKEN)
+    example = only(report, "BUDGET").counterexample
+    assert example is not None and len(example.schedule.attempts) == 1
+
+
+def test_it_looks_on_until_everything_is_broken(checked: Callable[..., Report]) -> None:
+    """The corpus breaks BUDGET of this client, and nothing STATUS."""
+    checked(forgets_subtraction, rules=("BUDGET",), depth=UNTIL_BROKEN)
+    hasty = len(InProcess.ran)
+    checked(forgets_subtraction, rules=("BUDGET", "STATUS"), depth=UNTIL_BROKEN)
+    assert len(InProcess.ran) > hasty
+
+
+def test_a_mode_that_is_absent_can_be_left_out(checked: Callable[..., Report]) -> None:
+    report = checked(generate, rules=("BUDGET",), modes=(PLAIN, STREAM), lenient=True)
+    assert [r.mode for r in report.results if not r.faulty_engine] == [PLAIN]
+    with pytest.raises(CannotJudge, match="client has no stream mode"):
+        checked(generate, rules=("BUDGET",), modes=(STREAM,), lenient=True)
+
+
+def test_a_counterexample_is_shown_in_every_mode_and_interruptions_are_counted(checked: Callable[..., Report]) -> None:
+    found = only(checked(forgets_subtraction, generate_streaming, rules=("BUDGET",)), "BUDGET")
+    assert found.counterexample is not None
+    assert [run.mode for run in found.counterexample.others] == [STREAM, INCREMENTAL]
+    kinds = dict(found.kinds)
+    assert 0 < kinds["abort"] <= found.schedules
+
+
+def test_a_report_says_which_modules_the_target_asked_for(checked: Callable[..., Report]) -> None:
+    assert checked(generate, rules=("BUDGET",)).modules == ("slime.x",)

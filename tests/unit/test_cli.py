@@ -489,7 +489,8 @@ def test_a_failure_file_fits_its_schema(violation: Violation) -> None:
     validate(data, "failure")
     assert (data["rule"], data["target"], data["seed"]) == ("BUDGET", FAULTY, 0)
     screen = violation.done.out.partition("\n\n")[2].strip()
-    assert [s for s in screen.splitlines() if "  replay " not in s][-5:] == data["summary"].splitlines()
+    *shown, empty, last = [s for s in screen.splitlines() if "  replay " not in s]
+    assert shown[-5:] == data["summary"].splitlines() and (empty, last) == ("", "violates: BUDGET")
 
 
 def test_a_report_fits_its_schema(violation: Violation) -> None:
@@ -528,7 +529,7 @@ def test_the_replay_command_on_the_screen_works(violation: Violation) -> None:
 def test_replay_on_the_reference_says_fixed(violation: Violation, inside: Inside) -> None:
     done = inside("replay", str(violation.file), "--target", "reference", cwd=violation.folder)
     assert (done.status, done.err) == (CONFORMS, "")
-    assert done.out == f"FIXED   {violation.file}\n  BUDGET holds   reference   plain   inproc\n"
+    assert done.out.startswith(f"FIXED   {violation.file}\n  BUDGET holds   reference   plain   inproc\n    prompt ")
 
 
 def test_replay_of_another_target_s_failure_wants_the_target_named(violation: Violation, inside: Inside) -> None:

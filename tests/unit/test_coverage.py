@@ -130,6 +130,8 @@ CACHED: dict[str, list[tuple[Any, ...]]] = {
     "harness.corpus.load": [()],
     "harness.mutants.load": [()],
     "harness.mutants.measure._draw": [("sample", False, "quick", 0), ("rollout", False, "quick", 0)],
+    "harness.scenario_strategies.part": [(0, 0)],
+    "harness.strategies.part": [(0, 0)],
     "harness.tokenizer.load": [(None,), ("/",)],
     "harness.version.digest": [()],
     "reference_impl.generate._load": [("/",)],

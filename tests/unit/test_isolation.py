@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from pathlib import Path
 from textwrap import dedent
@@ -118,10 +119,38 @@ def test_restarts_are_bounded(function: TargetSpec, monkeypatch: pytest.MonkeyPa
             worker.run(SCHEDULE, PLAIN)
 
 
-def test_a_target_that_hangs_at_import_is_given_up(function: TargetSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(isolation, "LOAD_LIMIT_S", 1.0)
+def test_it_tells_modules_behind_what_was_sent_ahead() -> None:
+    with Worker(TargetSpec("reference")) as worker:
+        worker.ahead(SCHEDULE, PLAIN)
+        worker.ahead(DROPPED, PLAIN)
+        assert worker.modules() == ()
+        assert worker.run(SCHEDULE, PLAIN).schedule == SCHEDULE  # type: ignore[union-attr]
+
+
+def test_a_worker_that_was_started_again_does_not_know_all_modules(function: TargetSpec) -> None:
+    write(function, "if sample.prompt == 'drop': os._exit(3)")
+    with Worker(function) as worker:
+        worker.run(DROPPED, PLAIN)
+        assert worker.modules() is None
+        worker.run(SCHEDULE, PLAIN)
+        assert worker.modules() is None
+
+
+def test_what_a_target_leaves_in_the_temporary_folder_goes_with_it(
+    function: TargetSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    write(function, "import tempfile; open(tempfile.mkdtemp() + '/x', 'w').close()")
+    with Worker(function) as worker:
+        worker.run(SCHEDULE, PLAIN)
+        assert list((tmp_path / "temporary").rglob("x"))
+    assert not list((tmp_path / "temporary").iterdir())
+
+
+def test_a_target_that_hangs_at_import_is_given_up(function: TargetSpec) -> None:
     write(function, "", head="time.sleep(1e6)")
-    worker = Worker(function)
+    worker = Worker(function, run_limit_s=0.4)
     began = time.monotonic()
     with pytest.raises(CannotJudge, match="does not end within 1 s"):
         worker.start()

@@ -72,6 +72,9 @@ class InProcess:
     def wait(self) -> Ready:
         return self.ready
 
+    def modules(self) -> tuple[str, ...] | None:
+        return None if self.level == ROLLOUT else ("slime.x",)
+
     def close(self) -> None:
         made, self._inline = self._inline, None
         if made is not None:
@@ -353,6 +356,8 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
 
             def __exit__(self, *_: object) -> None: ...
 
+            def modules(self) -> None: ...
+
             def run(self, wanted: Scenario, mode: str) -> RolloutHistory:
                 assert wanted == LOSES
                 return run
@@ -403,7 +408,10 @@ def test_a_mode_that_is_absent(answers: Answers) -> None:
 @pytest.fixture
 def stored(checked: Checked, tmp_path: Path) -> Path:
     result = next(r for r in checked(source=ForgetsItsBuffer, rules=("GROUP",)).results)
-    return replay.write(tmp_path, result, "slime", "abc", "the screen", 7)
+    assert result.counterexample is not None
+    scenario = result.counterexample.schedule
+    failure = replay.Failure(result.rule, result.mode, result.engine, scenario, "slime", "abc", "the screen")
+    return replay.write(tmp_path, failure, 7)
 
 
 def test_a_failure_file_holds_a_scenario_and_fits_its_schema(stored: Path) -> None:

@@ -334,10 +334,24 @@ def test_an_interrupt_is_the_parent_s_affair_and_a_termination_leaves_in_order(m
     handlers: dict[int, Any] = {}
     monkeypatch.setattr("harness.worker.die_with_parent", lambda: said.append("dies with its parent"))
     monkeypatch.setattr(signal, "signal", handlers.__setitem__)
-    pool._begin()
+    pool._begin(os.getppid())
     assert handlers[signal.SIGINT] is signal.SIG_IGN and said == ["dies with its parent"]
     with pytest.raises(SystemExit):
         handlers[signal.SIGTERM](signal.SIGTERM, None)
+
+
+def test_a_process_whose_parent_is_gone_already_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ended(Exception):
+        pass
+
+    def leave(status: int) -> None:
+        raise Ended(status)
+
+    monkeypatch.setattr("harness.worker.die_with_parent", lambda: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(os, "_exit", leave)
+    with pytest.raises(Ended, match="1"):
+        pool._begin(os.getppid() + 1)
 
 
 def test_a_process_that_leaves_ends_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import configparser
+import io
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import typer
+from rich.console import Console
 
 import spec
 from harness import check, inline, mutants, verdict
 from harness import options as asked
+from harness.bisect import FIRST_GOOD, Bisection
 from harness.checkers import RULE_IDS
 from harness.cli import app, main
 from harness.engines import FRONTS
+from harness.history import STREAM
+from harness.judged import Broken
+from harness.reporters import history
+from harness.revisions import Revision
+from harness.schedule import Schedule
 from harness.targets.reference_loop import ReferenceLoop
 from harness.targets.spec import TargetSpec
 from reference_impl.rollout import Rollout
@@ -96,7 +105,7 @@ def test_environments_of_tox() -> None:
     tox = configparser.ConfigParser(interpolation=None)
     tox.read(PROJECT / "tox.ini")
     named = set(re.findall(r"tox (?:-q )?-e (\w+)", README))
-    assert named == {"property", "tests"}
+    assert named == {"property", "tests", "bench"}
     assert {f"testenv:{name}" for name in named} <= set(tox.sections())
     extras = (PROJECT / "pyproject.toml").read_text(encoding="utf-8")
     for section in tox.sections():
@@ -155,6 +164,7 @@ def normal(text: str, target: str) -> list[str]:
     text = re.sub(r"\d+\.\d s$", "SECONDS", text, flags=re.M)
     text = re.sub(r"invalid \d+", "invalid N", text)
     text = re.sub(r"(replay failures/\S+) .+", r"\1", text)
+    text = re.sub(r"^\d+ runs left out: .+\n\n", "", text, flags=re.M)  # our loops have everything
     return [line.rstrip().rstrip("─") for line in text.strip().splitlines()]
 
 
@@ -221,3 +231,38 @@ def test_the_commands_of_the_block_for_continuous_integration_parse() -> None:
     group = getattr(command, "commands")  # noqa: B009 - typer's type does not know it
     context = group["check"].make_context("check", line.split())
     assert context.params["rule"] == ["BUDGET"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    re.findall(r"`?(?:\$ )?(?:git bisect run )?(rolloutcheck (?:bisect|scan|replay|promote|check) [^`\n]+)", README),
+)
+def test_every_command_parses(line: str) -> None:
+    name, *words = shlex.split(line)[1:]
+    group = getattr(typer.main.get_command(app), "commands")  # noqa: B009 - typer's type does not know it
+    assert group[name].make_context(name, [word for word in words if word != "--help"])
+
+
+def test_the_example_of_a_bisection_looks_like_one() -> None:
+    """tests/slime/test_history.py compares it with the real one where there is a checkout."""
+    _, *lines = block("bisect").splitlines()
+    found = Bisection(
+        ("BUDGET", STREAM),
+        FIRST_GOOD,
+        *(Revision("", short, "", "") for short in ("35e8767f9", "624b824a8")),
+        revisions=187,
+        found=Revision(
+            "", "26e859afc", "2026-08-12", "fix(rollout): restore partial continuation token budget (#2261)"
+        ),
+        before=Revision("", "f033ebfc0", "", ""),
+        candidates=(),
+        steps=8,
+        skipped=(),
+        bad=Revision("", "f033ebfc0", "", ""),
+        broken=Broken(Schedule(), (*lines[2:6], lines[7]), "", lines[6].removeprefix("  replay   ")),
+        holds=tuple(lines[9:]),
+        duration_s=20.5,
+    )
+    out = io.StringIO()
+    history.show_bisection(Console(file=out, width=100), found)
+    assert out.getvalue() == block("bisect")

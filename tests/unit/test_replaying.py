@@ -47,6 +47,8 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Answer]]:
 
             def __exit__(self, *_: object) -> None: ...
 
+            def modules(self) -> None: ...
+
             def run(self, schedule: Schedule, mode: str) -> History:
                 return runs(schedule, mode)
 
@@ -84,14 +86,14 @@ def test_what_fails_again_is_shown(answers: Callable[..., list[Answer]]) -> None
 def test_what_holds_is_fixed(answers: Callable[..., list[Answer]]) -> None:
     (answer,) = answers(told(good()), failure())
     assert (answer.answer, answer.reason) == (FIXED, "")
-    assert answer.lines == ("BUDGET holds   client   plain   inproc",)
+    assert answer.lines[0] == "BUDGET holds   client   plain   inproc" and "  attempt 1" in answer.lines[2]
 
 
 def test_what_is_no_longer_put_to_the_test_is_fixed(answers: Callable[..., list[Answer]]) -> None:
     (answer,) = answers(told(Life(budget=0).call(after=view((), TRUNCATED))), failure())
     reason = "BUDGET is not broken, and is no longer put to the test"
     assert (answer.answer, answer.reason) == (FIXED, reason)
-    assert answer.lines == (f"{reason}   client   plain   inproc",)
+    assert answer.lines[0] == "BUDGET holds   client   plain   inproc" and answer.lines[-1] == f"  {reason}"
 
 
 def test_a_target_that_raises_before_it_asks_has_fixed_nothing(answers: Callable[..., list[Answer]]) -> None:

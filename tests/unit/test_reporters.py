@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -18,8 +17,8 @@ from harness.checkers import Case, Finding, checker
 from harness.history import INCREMENTAL, PLAIN, STREAM, TRUNCATED, History
 from harness.isolation import Ready
 from harness.options import Options
-from harness.reporters import failure, jsonfile, terminal
-from harness.reporters.violations import Violation, Violations
+from harness.reporters import failure, jsonfile, terminal, verdicts
+from harness.reporters.violations import Violation, Violations, grouped
 from harness.runner import Runner
 from harness.schedule import Attempt, Schedule
 from harness.targets.function import FunctionTarget
@@ -272,7 +271,34 @@ unknown: PARAMS incremental: no schedule put it to the test
 
 BUDGET violated   client
   attempt 1
+
+violates: BUDGET
 """)
+
+
+@pytest.mark.parametrize(
+    ("results", "strict", "said"),
+    [
+        ([result("BUDGET")], False, "conforms"),
+        ([result("BUDGET"), result("STATUS", verdict=UNKNOWN, reason="r")], False, "cannot be judged: STATUS"),
+        ([*RESULTS], False, "violates: BUDGET"),
+        ([result("BUDGET"), result("PARAMS", verdict=INVALID)], False, "conforms"),
+        ([result("BUDGET"), result("PARAMS", verdict=INVALID)], True, "violates: PARAMS"),
+    ],
+)
+def test_the_last_line_says_what_gates(results: list[Result], strict: bool, said: str) -> None:
+    assert verdicts.closing(report(*results), strict=strict) == said
+
+
+def test_what_gates_comes_first_and_whole_rollouts_are_a_violation_of_their_own() -> None:
+    example = RESULTS[0].counterexample
+    three = [
+        result("ALIGN", verdict=INVALID, counterexample=example, faulty_engine=True),
+        result("BUDGET", verdict=INVALID, counterexample=example),
+        result("BUDGET", verdict=INVALID, counterexample=example, on="rollout"),
+    ]
+    groups = grouped({place: replace(shows("head"), result=one) for place, one in enumerate(three)})
+    assert [[v.result for v in group] for group in groups] == [[three[1]], [three[2]], [three[0]]]
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])
@@ -307,12 +333,11 @@ def test_colours_are_for_terminals_and_NO_COLOR_takes_them(monkeypatch: pytest.M
     assert "31m" not in printed(80, shown, force_terminal=True)
 
 
-def test_json_says_what_the_report_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_says_what_the_report_says() -> None:
     data = jsonfile.data(report(*RESULTS), {0: replace(shows("the screen"), replay="the command")})
     assert (data["target"], data["engine"], data["seed"], data["revision"]) == ("client", "inproc,loopback", 4, None)
     first, *rest = data["results"]
     assert first["counterexample"]["summary"] == "the screen" and first["counterexample"]["replay"] == "the command"
     assert all(r["counterexample"] is None for r in rest)
     assert [r["verdict"] for r in data["results"]] == [r.verdict for r in RESULTS]
-    jsonfile.write(Path("-"), data)
-    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(data))
+    assert json.loads(jsonfile.text(data)) == json.loads(json.dumps(data))

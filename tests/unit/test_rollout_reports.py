@@ -214,7 +214,9 @@ Over whole rollouts:
  ──────────────────────────────
  BUDGET       MUST    valid 4
  ABORT-LIVE   MUST    invalid 4
-""".lstrip("\n")
+
+
+violates: ABORT-LIVE""".lstrip("\n")
     )
 
 

@@ -210,6 +210,7 @@ class TestText:
         assert str(Schedule()) == "prompt 'a', budget 1: run"
         text = str(Schedule(budget=3, context=9, attempts=(Attempt("abort", after=2), Attempt("run", round_trip=True))))
         assert text == "prompt 'a', budget 3, context 9: abort after 2; round trip, run"
+        assert str(Schedule(script=(128,))) == "prompt 'a', budget 1, script [128]: run"
         assert str(Attempt("http", code=503, times=2)) == "http 503 x2"
         assert str(Attempt("drop-inside", after=1, at=7)) == "drop-inside after 1 at byte 7"
         assert str(Attempt("missing", field="text")) == "missing text"

@@ -71,13 +71,13 @@ def test_a_clone_without_the_contents(repo: Path) -> None:
 
 def test_a_path_that_leads_out_of_the_tree(repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """git makes no such tree, but one can be made by hand."""
-    real = checkout._blobs
+    real = checkout.listing
 
-    def altered(*arguments: object) -> list[checkout._Blob]:
+    def altered(*arguments: object) -> list[checkout.Blob]:
         first, *rest = real(*arguments)  # type: ignore[arg-type]
-        return [checkout._Blob(first.oid, "slime/../../stray.py"), *rest]
+        return [checkout.Blob(first.oid, "slime/../../stray.py"), *rest]
 
-    monkeypatch.setattr(checkout, "_blobs", altered)
+    monkeypatch.setattr(checkout, "listing", altered)
     assert refusal(repo) == "the tree holds an unsafe path: 'slime/../../stray.py'"
     assert not list(tmp_path.rglob("stray.py"))
 

@@ -16,14 +16,13 @@ import pytest
 import typer
 
 import harness.check
-from harness import again, cli, tokenizer
+from harness import again, arguments, cli, tokenizer
 from harness.check import Options, Report
 from harness.checkers import Finding
 from harness.events import Progress, Tell
 from harness.history import INCREMENTAL, MODES, PLAIN, STREAM
 from harness.isolation import HarnessFault, Ready
 from harness.pool import BadJournal
-from harness.reporters import jsonfile
 from harness.schedule import Schedule
 from harness.targets.spec import TargetSpec
 from harness.verdict import (
@@ -99,6 +98,41 @@ def fails(error: BaseException) -> Callable[[Any], None]:
         raise error
 
     return act
+
+
+# Files and GitHub
+
+
+def test_each_form_that_is_asked_for_is_written(say: Callable[..., Said], checked: Callable[..., Any]) -> None:
+    checked(broken(PLAIN))
+    assert say("check", "--json", "r.json", "--junit", "r.xml", "--html", "r.html").status == VIOLATES
+    assert json.loads(Path("r.json").read_text())["results"][0]["rule"] == "BUDGET"
+    assert "<testsuite" in Path("r.xml").read_text() and Path("r.html").read_text().startswith("<!doctype html>")
+
+
+def test_github_is_told_where_it_runs_the_check(
+    say: Callable[..., Said], checked: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked(broken(PLAIN))
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "summary.md")
+    Path("summary.md").write_text("what was there\n")
+    said = say("check")
+    assert "::error title=" in said.err and "::error" not in said.out
+    assert Path("summary.md").read_text().startswith("what was there\n") and "BUDGET" in Path("summary.md").read_text()
+    assert "::error" not in say("check", "--no-github").err
+    monkeypatch.delenv("GITHUB_ACTIONS")
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY")
+    assert "::error" not in say("check").err
+    assert "::error" in say("check", "--github").err
+
+
+def test_a_summary_that_cannot_be_written_changes_no_verdict(
+    say: Callable[..., Said], checked: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked(broken(PLAIN))
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "no/such/folder")
+    assert say("check", "--github").status == VIOLATES
 
 
 # Statuses
@@ -236,11 +270,12 @@ def test_json_may_take_standard_output(say: Callable[..., Said], checked: Callab
 def test_json_that_cannot_be_written(
     say: Callable[..., Said], checked: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, name: str, words: str
 ) -> None:
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     checked(HELD)
-    monkeypatch.setattr(jsonfile, "write", full)
+    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(arguments, "print", full, raising=False)
     said = say("check", "--json", name)
     assert (said.status, said.err) == (USAGE, f"rolloutcheck: cannot write {words}: No space left on device\n")
 

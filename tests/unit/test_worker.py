@@ -10,8 +10,11 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from textwrap import dedent
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -66,6 +69,7 @@ def spoken(monkeypatch: pytest.MonkeyPatch) -> Iterator[Spoken]:
             super().__init__(*arguments)
             opened.append(self)
 
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     monkeypatch.setattr(worker, "Runner", Kept)
     monkeypatch.setattr(worker, "Stage", KeptStage)
     monkeypatch.setattr(worker, "die_with_parent", lambda: None)  # this process is not one of its own
@@ -96,6 +100,24 @@ def test_a_target_is_loaded_and_then_runs_a_schedule_a_line(spoken: Spoken) -> N
     runs = [history.from_json(answer["history"]) for answer in answers]
     assert [(run.schedule, run.mode) for run in runs] == [(RESUMED, STREAM), (RESUMED, PLAIN)]
     assert [e.stream for run in runs for e in run.events if isinstance(e, Requested)] == [True, True, False, False]
+
+
+def test_it_tells_which_modules_of_the_client_were_asked_for(spoken: Spoken, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are there and those that are not, what the target looks for by name, and none of other packages."""
+
+    def asks(spec: TargetSpec, _: object) -> Target:
+        for name in ("slime.one", "slime_plugins", "json.nothing"):
+            with suppress(ImportError):
+                find_spec(name)
+        target = reference_target()
+        target.probed = ("slime.two",)  # type: ignore[attr-defined]
+        return target
+
+    monkeypatch.setattr(worker, "load", asks)
+    monkeypatch.setitem(sys.modules, "slime", ModuleType("slime"))
+    sys.modules["slime"].__path__ = []
+    _, answer = spoken(TargetSpec("reference"), {"modules": True})
+    assert answer == {"modules": ["slime.one", "slime.two"]}
 
 
 def test_a_loop_is_loaded_and_then_runs_a_scenario_a_line(spoken: Spoken) -> None:
