@@ -486,9 +486,8 @@ def main(arguments: list[str] | None = None) -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the caller
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-        reconfigure = getattr(getattr(sys, name), "reconfigure", None)
-        if reconfigure is not None:  # a terminal that knows few letters shows escapes
-            reconfigure(errors="backslashreplace")
+        with contextlib.suppress(AttributeError):  # somebody's own stream
+            getattr(sys, name).reconfigure(errors="backslashreplace")  # a terminal that knows few letters
     with contextlib.suppress(ValueError):  # not the main thread
         signal.signal(signal.SIGTERM, _terminated)
     status = _status(arguments)

@@ -18,7 +18,7 @@ from harness.known import Known
 from harness.options import UNTIL_BROKEN, Options
 from harness.targets import CannotJudge
 from harness.targets.spec import TargetSpec
-from tests.unit.judgings import ROW, History, pretend, work
+from tests.unit.judgings import ROW, History, broken, pretend, work
 
 OPTIONS = Options(TargetSpec("slime"), modes=(PLAIN,), rules=("BUDGET",), depth=UNTIL_BROKEN)
 HERE = Path()
@@ -149,6 +149,12 @@ def test_where_both_ends_are_broken_a_fault_is_followed(
     found = search(history, said=said)
     assert (found.direction, found.found, found.follows) == (direction, history.line[place], True)
     assert any(isinstance(e, Said) and e.line.startswith("both ends break BUDGET; following") for e in said)
+
+
+def test_a_difference_that_does_not_last_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    history = pretend(monkeypatch, ["a", "a", "a"])
+    monkeypatch.setattr(module, "only_here", lambda *_: broken("a", history.line[0]))
+    assert refusal(history) == "both ends are alike: in plain BUDGET is broken, on [prompt 'a', budget 1: run]"
 
 
 @pytest.mark.parametrize(
