@@ -70,7 +70,7 @@ class Column:
 
 def scan(where: Path, history: Sequence[Revision], options: Options, known: Known, tell: Tell = ignore) -> Scan:
     """Judges the revisions, oldest first. Ctrl-C gives what is known so far. Raises CannotJudge or HarnessFault."""
-    begin, complete = time.monotonic(), True
+    begin = time.monotonic()
     job = _Scan(where, history, options, known, tell)
     try:
         with tempfile.TemporaryDirectory(prefix="rolloutcheck-") as folder:
@@ -78,12 +78,9 @@ def scan(where: Path, history: Sequence[Revision], options: Options, known: Know
             job.judge(folder)
             while job.replay(folder):
                 job.judge(folder)
+        return job.result(begin, complete=True)
     except KeyboardInterrupt:
-        complete = False
-    columns = job.columns()
-    found = tuple(column.revision for column in columns)
-    said = {row: tuple(_ranges(job.line(row, columns), found)) for row in job.rows}
-    return Scan(options, found, len(history), said, time.monotonic() - begin, complete)
+        return job.result(begin, complete=False)
 
 
 def with_broken(found: Scan, change: Callable[[Row, Revision, Broken], Broken]) -> Scan:
@@ -196,6 +193,13 @@ class _Scan:
         return self.known.replay(column.tree, column.judged, row, wanted)
 
     # the timeline
+
+    def result(self, begin: float, *, complete: bool) -> Scan:
+        """What is known. ``begin``: when the work did, in monotonic seconds."""
+        columns = self.columns()
+        found = tuple(column.revision for column in columns)
+        said = {row: tuple(_ranges(self.line(row, columns), found)) for row in self.rows}
+        return Scan(self.options, found, len(self.history), said, time.monotonic() - begin, complete)
 
     def line(self, row: Row, columns: Sequence[Column]) -> list[tuple[Said, tuple[Broken, ...]]]:
         """What is said of the row in each column, and everything that breaks it there."""

@@ -95,3 +95,10 @@ def test_a_package_that_is_not_under_version_control(repo: Path) -> None:
     git(repo, "commit", "--quiet", "-m", "second")
     with tree_of(repo) as found:
         assert found.revision == "working tree"
+
+
+def test_a_partial_clone(repo: Path, tmp_path: Path) -> None:
+    partial = tmp_path / "partial.git"
+    git(repo, "config", "uploadpack.allowFilter", "true")
+    git(tmp_path, "clone", "--quiet", "--bare", "--filter=blob:none", f"file://{repo}", str(partial))
+    assert refusal(partial).startswith("the repository lacks the content of files; is it a partial clone? (")
