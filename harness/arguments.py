@@ -137,15 +137,12 @@ def target_of(target: str, path: Path | None, rev: str | None, twin: str | None)
     if twin and ":" not in target:
         raise Failed(USAGE, "--twin belongs to a target pkg.mod:function")
     if target == "slime":
-        from harness.targets.checkout import UsageError, checkout
+        from harness.targets.checkout import checkout
 
         if path is None:
             raise Failed(USAGE, "--target slime needs --path DIR")
-        try:
-            with checkout(path, rev) as tree:
-                yield TargetSpec("slime", root=str(tree.root), revision=tree.revision)
-        except UsageError as error:
-            raise Failed(USAGE, str(error)) from error
+        with usage_errors(), checkout(path, rev) as tree:
+            yield TargetSpec("slime", root=str(tree.root), revision=tree.revision)
         return
     if rev is not None:
         raise Failed(USAGE, "--rev belongs to --target slime")

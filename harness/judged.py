@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -82,13 +83,23 @@ def judge(where: Path, options: Options, folder: str, revision: Revision, first:
     ``first`` is run before anything else.
     """
     try:
-        with checkout(where, revision.commit, folder=folder) as tree:
+        with _within(folder), checkout(where, revision.commit, folder=folder) as tree:
             target = TargetSpec("slime", str(tree.root), tree.revision)
             given = replace(options, target=target, first=first, jobs=None)  # the jobs are the revisions
             levels = [_level(replace(given, levels=(on,)), revision) for on in options.levels if rules(options, on)]
     except CannotJudge as error:
         return _nothing(options, revision, error)
     return reduce(_worse, levels)
+
+
+@contextmanager
+def _within(folder: str) -> Iterator[None]:
+    """Temporary files lie in the folder: whoever made it removes it, even if this process is killed."""
+    before, tempfile.tempdir = tempfile.tempdir, folder
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
 
 
 def _level(options: Options, revision: Revision) -> Judged:
@@ -214,7 +225,7 @@ def still_broken(
     failures = [Failure(rule, mode, options.engines[0], wanted) for (rule, mode), wanted in stored]
     asked: list[Modules] = []
     try:
-        with checkout(where, revision.commit, folder=folder) as tree:
+        with _within(folder), checkout(where, revision.commit, folder=folder) as tree:
             target = TargetSpec("slime", str(tree.root), tree.revision)
             once = _answers(target, failures, options, asked)
             failed = any(a.answer == again.STILL_FAILS for a in once)

@@ -156,7 +156,8 @@ class _Scan:
         same client may be another.
         """
         columns = self.columns()
-        tasks = {place: self._left(column, columns) for place, column in enumerate(columns)}
+        faults = [(row, broken.work) for row in self.rows for broken in _faults(row, columns)]
+        tasks = {place: self._left(column, faults) for place, column in enumerate(columns)}
         given = ((place, (columns[place].revision, left)) for place, left in tasks.items() if left)
         work = partial(still_broken, self.where, self.options, folder)
         total, wider = sum(map(bool, tasks.values())), False
@@ -177,12 +178,11 @@ class _Scan:
             self.known.add_replay(column.tree, judged, row, wanted, said)
         return wider
 
-    def _left(self, column: Column, columns: Sequence[Column]) -> list[Task]:
+    def _left(self, column: Column, faults: Sequence[Task]) -> list[Task]:
         """What is to be run on a client; a mode that is not there runs nothing."""
         assert column.judged is not None
-        rows = [row for row in self.rows if column.judged.rows[row].verdict != ABSENT]
-        tasks = ((row, broken.work) for row in rows for broken in _faults(row, columns))
-        return [task for task in tasks if self._replayed(column, *task) is None]
+        there = (task for task in faults if column.judged.rows[task[0]].verdict != ABSENT)
+        return [task for task in there if self._replayed(column, *task) is None]
 
     def _replayed(self, column: Column, row: Row, wanted: Work) -> Said | None:
         """What a counterexample shows of a client, if that is known."""
