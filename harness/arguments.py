@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harness.schedule import VERSIONS
 from harness.targets.spec import LATER, TargetSpec
 from harness.verdict import USAGE
 
 if TYPE_CHECKING:
+    from harness.options import Options
     from harness.replay import Failure
 
 
@@ -34,6 +36,11 @@ class Profile(StrEnum):
     quick = "quick"
     ci = "ci"
     deep = "deep"
+
+
+class SGLang(StrEnum):
+    new = VERSIONS[0]
+    old = VERSIONS[1]
 
 
 class Failed(Exception):
@@ -87,24 +94,46 @@ def rules_of(wanted: list[str], levels: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def engines_of(text: str, levels: tuple[str, ...] = ()) -> tuple[str, ...]:
-    from harness.engines import FRONTS
+    from harness.engines import FRONTS, is_url
     from harness.options import ROLLOUT_ENGINE
     from harness.work import ROLLOUT
 
-    if levels == (ROLLOUT,) and text != ROLLOUT_ENGINE:
-        raise Failed(USAGE, f"whole rollouts are run on the engine {ROLLOUT_ENGINE}: leave --engine out")
-    names = FRONTS if text == "all" else tuple(dict.fromkeys(text.split(",")))
+    names = FRONTS if text == "all" else tuple(dict.fromkeys(name.rstrip("/") for name in text.split(",")))
     for name in names:
-        if name.startswith(("http://", "https://")):
-            raise Failed(USAGE, "a running server as --engine is not supported yet")
-        if name not in FRONTS:
-            raise Failed(USAGE, f"unknown engine {name!r}; the engines are {', '.join(FRONTS)}, all")
+        if name not in FRONTS and not is_url(name):
+            raise Failed(
+                USAGE,
+                f"unknown engine {name!r}; the engines are {', '.join(FRONTS)}, all, or a server's http://host:port",
+            )
+    if levels == (ROLLOUT,) and not all(name == ROLLOUT_ENGINE or is_url(name) for name in names):
+        raise Failed(USAGE, f"whole rollouts are run on the engine {ROLLOUT_ENGINE} or a server: leave --engine out")
     if "aioresponses" in names:
         try:
             import aioresponses  # noqa: F401
         except ImportError as error:
             raise Failed(USAGE, "--engine aioresponses needs the package aioresponses") from error
     return names
+
+
+def elsewhere(stored: list[tuple[Path, Failure]]) -> None:
+    """A file is data: it does not choose whom this machine talks to. Raises Failed."""
+    from harness.engines import is_url
+
+    for file, failure in stored:
+        if is_url(failure.engine):
+            raise Failed(USAGE, f"{file} was found on a server: give --engine URL to name one, or --engine inproc")
+
+
+def not_under_load(options: Options) -> None:
+    """A server may be somebody's: it is asked one thing after another. Raises Failed."""
+    from harness.engines import is_url
+
+    if options.spread and any(map(is_url, options.engines)):
+        raise Failed(
+            USAGE,
+            "a server is asked by one process: --profile deep, --scope, --jobs, --time-limit, --journal and --ray "
+            "are for the mock",
+        )
 
 
 def needs_ray(address: str | None) -> None:

@@ -34,14 +34,17 @@ from harness.arguments import (
     ReplayTargetOption,
     RevOption,
     SeedOption,
+    SGLang,
     TargetOption,
     TokenizerOption,
     TwinOption,
     apart,
     cache_of,
+    elsewhere,
     engines_of,
     mutants_of,
     needs_ray,
+    not_under_load,
     repository_of,
     rules_of,
     stored_of,
@@ -89,7 +92,7 @@ def check(
     twin: TwinOption = None,
     mode: Annotated[Mode | None, typer.Option(help="Default: every mode the target has.")] = None,
     engine: Annotated[
-        str, typer.Option(help="inproc, loopback, aioresponses, several with commas, or all.")
+        str, typer.Option(help="inproc, loopback, aioresponses, several with commas, all, or http://HOST:PORT.")
     ] = "inproc",
     level: LevelOption = Level.sample,
     rule: Annotated[
@@ -154,6 +157,7 @@ def check(
             levels=levels,
             first=tuple(first),
         )
+        not_under_load(options)
         err, out = consoles(json_file, junit, html)
         try:
             with progress(err) as tell:
@@ -193,6 +197,8 @@ def replay(
     from harness.reporters import jsonfile
 
     read = stored_of(files)
+    if engine is None:
+        elsewhere(read)
     if target is None:
         others = sorted({stored_.target for _, stored_ in read} - {"", "reference"})
         if others:
@@ -473,6 +479,90 @@ def mutants(
         text = table.markdown(measured, f"{command} --docs {docs}", profile.value, _versions())
         write(docs, text)
     raise typer.Exit(CONFORMS if all(m.detected for m in measured) else VIOLATES)
+
+
+@app.command()
+def serve(
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")] = 30000,
+    sglang: Annotated[SGLang, typer.Option(help="The version whose shapes are answered.")] = SGLang.new,
+    incremental: Annotated[
+        bool, typer.Option("--incremental", help="Streams tell what is new, not all so far.")
+    ] = False,
+    scenario: Annotated[
+        Path | None, typer.Option(help="A failure file, a schedule, or a list of them: what their prompts meet.")
+    ] = None,
+    faults: Annotated[float, typer.Option(min=0, max=1, help="The share of requests that are interrupted.")] = 0.0,
+    seed: Annotated[int, typer.Option(min=0, help="Same seed, same answers and interruptions.")] = 0,
+    rate: Annotated[float, typer.Option(min=0.001, help="Tokens a second, of each request.")] = 50.0,
+    length: Annotated[int, typer.Option(min=1, help="How long answers are on average, in tokens.")] = 256,
+    context: Annotated[int, typer.Option(min=16, max=10_000_000, help="The context limit, in tokens.")] = 4096,
+    pool: Annotated[int | None, typer.Option(min=16, help="Tokens the KV cache holds. Default: any number.")] = None,
+    max_running: Annotated[int, typer.Option(min=1, help="Requests that run at once; others wait.")] = 4096,
+    max_queued: Annotated[int | None, typer.Option(min=1, help="Requests that may wait. Default: any number.")] = None,
+    tokenizer: TokenizerOption = None,
+) -> None:
+    """Be an SGLang server that says what it is told to, for a client to talk to."""
+    from harness import serve as server
+    from harness.engines.live import Options
+    from harness.replay import BadFile
+
+    try:
+        options = Options(
+            sglang=sglang.value,
+            context=context,
+            incremental=incremental,
+            rate=rate,
+            length=length,
+            max_running=max_running,
+            max_queued=max_queued,
+            pool=pool,
+            seed=seed,
+            faults=faults,
+            schedules=() if scenario is None else server.schedules_in(scenario),
+        )
+        if not server.is_loopback(host):
+            say(f"{host} can be reached from other machines, and this server lets anyone in")
+        server.serve(options, host, port, tokenizer_of(tokenizer), typer.echo)
+    except (BadFile, server.CannotListen) as error:
+        raise Failed(USAGE, str(error)) from error
+
+
+@app.command()
+def record(
+    engine: Annotated[str, typer.Option(help="A running SGLang server, such as http://127.0.0.1:30000.")],
+    out: Annotated[Path | None, typer.Option(help="Default: sglang-VERSION.jsonl; - is standard output.")] = None,
+    disruptive: Annotated[
+        bool, typer.Option("--disruptive", help="Also pause it, flush it, abort all and rename its weights.")
+    ] = False,
+) -> None:
+    """Ask a running server how it behaves, keep its answers, and compare the mock engine with them."""
+    from harness import conformance
+    from harness import record as recordings
+    from harness.reporters import conformance as table
+    from harness.server import NoServer
+
+    if not engine.startswith(("http://", "https://")):
+        raise Failed(USAGE, f"--engine {engine} is no address such as http://127.0.0.1:30000")
+    writable(out)
+    err, console = consoles(out)
+    try:
+        with progress(err) as tell:
+            matrix = conformance.matrix(engine.rstrip("/"), disruptive=disruptive, tell=tell)
+    except NoServer as error:
+        raise Failed(CANNOT, str(error)) from error
+    where = out or Path(f"sglang-{matrix.real.sglang}.jsonl")
+    if str(where) == "-":
+        write(where, recordings.text(matrix.real))
+    else:
+        try:
+            recordings.write(where, matrix.real)
+        except OSError as error:
+            raise Failed(USAGE, f"cannot write {where}: {error.strerror}") from error
+    if console is not None:
+        with contextlib.suppress(OSError):
+            table.show(console, matrix, where)
+    raise typer.Exit(CONFORMS)
 
 
 def _versions() -> str:

@@ -7,14 +7,17 @@ takes half a millisecond, and a run gives the same history every time.
 With ``sockets=True`` (the loopback front: client and server on this very
 loop) the kernel is asked first, and a jump of more than `GRACE` virtual
 seconds is preceded by a short real wait, so that bytes on their way win
-against a client's timeout.
+against a client's timeout. While a real server has to answer (`VirtualLoop.outside`)
+time is real.
 """
 
 from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 MAX_STEPS = 200_000
@@ -45,12 +48,15 @@ class _VirtualSelector(selectors.BaseSelector):
         self.steps = 0
         self.threads = False
         self.jobs = 0  # that threads have and have not done
+        self.outside = 0  # that a real server has and has not answered
         self.watcher: Callable[[float | None], None] | None = None
 
     def select(self, timeout: float | None = None) -> list[Any]:
         self.steps += 1
         if self.steps > MAX_STEPS or self.now > MAX_VIRTUAL_S:
             raise Exceeded(f"no end after {self.steps} steps and {self.now:.0f} virtual seconds")
+        if self.outside and timeout != 0:
+            return self._wait(timeout)
         if self.watcher is not None and timeout != 0:
             ready = self._real.select(LAST_WAIT_S["threads"]) if self.jobs else []
             if ready:
@@ -72,6 +78,12 @@ class _VirtualSelector(selectors.BaseSelector):
             raise Deadlock("it waits for something that can never happen")
         self.now += max(timeout, 0.0)
         return []
+
+    def _wait(self, timeout: float | None) -> list[Any]:
+        before = time.monotonic()
+        ready = self._real.select(timeout)
+        self.now += time.monotonic() - before
+        return ready
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> Any:
         return self._real.register(fileobj, events, data)
@@ -106,6 +118,15 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def _job_done(self, _: Any) -> None:
         self._virtual.jobs -= 1
+
+    @contextmanager
+    def outside(self) -> Iterator[None]:
+        """As long as one of these blocks is open the clock is a real one: a server outside is at work."""
+        self._virtual.outside += 1
+        try:
+            yield
+        finally:
+            self._virtual.outside -= 1
 
     def run(self, main: Coroutine[Any, Any, Any], ended: Callable[[], None] = lambda: None) -> Any:
         """Runs ``main`` to its end within the bounds, then cancels what it left behind.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.checkers import ROLLOUT_RULE_IDS, RULE_IDS
-from harness.engines import FRONTS
+from harness.engines import FRONTS, is_url
 from harness.history import MODES
 from harness.schedule import ScheduleError
 from harness.version import version
@@ -67,18 +67,23 @@ def write(directory: Path, failure: Failure, seed: int) -> Path:
     return path
 
 
-def read(path: Path) -> Failure:
-    """The failure in a file; a corpus entry will do too. Raises BadFile."""
+def load(path: Path) -> Any:
+    """The JSON in a file that somebody names. Raises BadFile."""
     try:
         if path.exists() and not path.is_file():
             raise BadFile(f"{path} is no file")
         if path.stat().st_size > MAX_BYTES:
             raise BadFile(f"{path} is larger than {MAX_BYTES >> 20} MiB: no failure file")
-        data = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadFile(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise BadFile(f"{path} is no JSON: {str(error).splitlines()[0]}") from error
+
+
+def read(path: Path) -> Failure:
+    """The failure in a file; a corpus entry will do too. Raises BadFile."""
+    data = load(path)
     try:
         return _parse(data)
     except ScheduleError as error:
@@ -99,7 +104,7 @@ def _parse(data: Any) -> Failure:
     mode, engine = data.get("mode", MODES[0]), data.get("engine", "inproc")
     if mode not in MODES:
         raise ScheduleError(f"unknown mode {str(mode)[:40]!r}")
-    if not isinstance(engine, str) or engine not in FRONTS:
+    if not isinstance(engine, str) or not (engine in FRONTS or is_url(engine)):
         raise ScheduleError(f"unknown engine {str(engine)[:40]!r}")
     texts = [data.get(key, "") for key in ("target", "revision", "summary")]
     if not all(isinstance(t, str) for t in texts):

@@ -18,7 +18,9 @@ KINDS: dict[str, str] = {
     "abort-late": "the engine aborts after `after` tokens; one more decode step still arrives",
     "abort-queued": "the engine aborts it while it waits in the queue",
     "abort-retracted": "retracted after `after` tokens, then aborted in the queue",
+    "abort-request": "it is aborted through /abort_request once `after` tokens have come; more may follow",
     "retract": "retracted after `after` tokens and resumed by the engine itself",
+    "delay": "what comes after `after` tokens comes late",
     "flag": "the client's abort flag is raised after `after` tokens (0: before the call)",
     "drop-before": "the connection is dropped before any answer",
     "drop-inside": "the connection is dropped `at` bytes into the event after `after` tokens",
@@ -37,7 +39,7 @@ FAULTY_ENGINE = frozenset({"missing", "over-deliver", "lost-ids"})
 """Kinds in which the engine breaks its own contract; verdicts on them count as SHOULD."""
 
 TRANSPORT = frozenset(
-    {"drop-before", "drop-inside", "drop-after", "close", "error-event", "http", "queue-full", "flag"}
+    {"abort-request", "drop-before", "drop-inside", "drop-after", "close", "error-event", "http", "queue-full", "flag"}
 )
 """Kinds that reach plain and streaming clients differently, so only final samples compare."""
 

@@ -34,10 +34,17 @@ class Stream:
 
     @property
     def finish(self) -> Mapping[str, Any]:
-        return self.meta.get("finish_reason") or {}
+        return self._end(self.meta)
+
+    def _end(self, meta: Mapping[str, Any]) -> Mapping[str, Any]:
+        return meta.get("finish_reason") or {}
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """Takes one event in. Raises `client.MalformedReply` when it does not continue what came before."""
+        """Takes one event in. Raises `client.MalformedReply` when it does not continue what came before.
+
+        An abort may count a token that it does not bring: what SGLang 0.5.23 says when it was about to refuse
+        an input as too long (`refused`), and was asked to abort it first.
+        """
         tokens, log_probs = pairs(event)
         meta = event.get("meta_info") or {}
         known, total = len(self.tokens), meta.get("completion_tokens", len(tokens))
@@ -45,7 +52,7 @@ class Stream:
             self.tokens, self.log_probs = tokens, log_probs
         elif known + len(tokens) == total:
             self.tokens, self.log_probs = self.tokens + tokens, self.log_probs + log_probs
-        else:
+        elif tokens or self._end(meta).get("type") != "abort":
             raise client.MalformedReply(f"{known} tokens, then an event with {len(tokens)} makes {total}")
         if len(self.tokens) > known:
             version = meta.get("weight_version", "")
@@ -82,6 +89,7 @@ async def _consume(args: Any, sample: Sample, ask: Ask, response: aiohttp.Client
             if "error" in event:
                 fault = event["error"] or {}
                 raise client.error(fault.get("code"), str(fault.get("message", "")))
+            refused(event)
             stream.add(event)
             if aborted(args) and not stream.finish:
                 break
@@ -92,11 +100,23 @@ async def _consume(args: Any, sample: Sample, ask: Ask, response: aiohttp.Client
     except (aiohttp.ClientError, client.EngineError, ValueError):
         if not (stream.tokens or stream.finish):
             raise
-    if stream.finish.get("type") == "abort" and stream.finish.get("status_code") == 503:
-        raise client.Transient("the engine's queue is full")  # SGLang 0.5.23 says it inside a 200 stream
     if not stream.meta:
         raise client.Transient("the stream ended without an event")
     _settle(args, sample, ask, stream)
+
+
+def refused(event: Mapping[str, Any]) -> None:
+    """Raises what an abort with the status code of a refusal stands for.
+
+    SGLang 0.5.23 says inside a 200 stream that its queue is full, or that an input is too long by less than
+    it could tell at first. With the latter comes a token that answers nothing and has no log probability.
+    """
+    finish = (event.get("meta_info") or {}).get("finish_reason") or {}
+    code = finish.get("status_code") if finish.get("type") == "abort" else None
+    if code == 503:
+        raise client.Transient("the engine's queue is full")
+    if code is not None and 400 <= code < 500:
+        raise client.error(code, str(finish.get("message", "")))
 
 
 def _settle(args: Any, sample: Sample, ask: Ask, stream: Stream) -> None:

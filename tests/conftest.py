@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-SEARCHES = ("browser", "exhaustive", "property", "quality", "ray", "slime")
+SEARCHES = ("browser", "exhaustive", "gate", "property", "quality", "ray", "real", "slime")
 """Folders whose tests draw or search, or need what may not be there."""
 
 

@@ -1,8 +1,9 @@
-"""Engines: one sans-IO SGLang core (`sglang`) behind several fronts.
+"""Engines: one sans-IO SGLang core (`sglang`) behind several fronts, and a proxy in front of a real server.
 
 A front carries a `Reply` to the client: `inproc` (httpx and aiohttp, no
-socket), `loopback` (a real HTTP server), `mocked` (aioresponses). All record
-through one `Session`, so a history does not depend on the front.
+socket), `loopback` (a real HTTP server), `mocked` (aioresponses), `proxy` (what
+a running SGLang replies). All record through one `Session`, so a history does
+not depend on the front.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from json import dumps, loads
 from typing import Any, Protocol
 
-from harness.engines.sglang import Engine, Part, Place, Reply
+from harness.engines.sglang import DELAY_S, Engine, Part, Place, Reply
 from harness.history import Event, Flagged, Requested
 from harness.schedule import Attempt
 
@@ -45,21 +46,39 @@ class Session:
     def begin(self, attempt: int, sample: int, plan: Attempt) -> None:
         self._attempt, self._sample, self._plan, self._number = attempt, sample, plan, 0
 
+    @property
+    def here(self) -> Place:
+        """Where the next request stands."""
+        return Place(self._attempt, self._sample, self._number)
+
     def open(self, path: str, body: bytes) -> Reply:
         """The reply to a request; records it. Paths other than /generate get small fixed answers."""
         if path != "/generate":
             return _other(path)
-        place = Place(self._attempt, self._sample, self._number)
+        place, payload = self.enter(body)
+        if self._number > MAX_REQUESTS:
+            return self.overran(place)
+        return self.engine.answer(payload, self._plan, place)
+
+    def enter(self, body: bytes) -> tuple[Place, Any]:
+        """Records that a /generate request came in. Gives its place and its content, None if that is no JSON."""
+        place = self.here
         self._number += 1
         try:
             payload = loads(body)
         except ValueError:
             payload = None
         self.record(requested(place, payload))
-        if self._number > MAX_REQUESTS:
-            self.overrun()
-            return Reply(None, False, ending="drop", lost=place.fault("drop-before"))
-        return self.engine.answer(payload, self._plan, place)
+        return place, payload
+
+    def overran(self, place: Place) -> Reply:
+        """What a client is told that asks without end: nothing."""
+        self.overrun()
+        return Reply(None, False, ending="drop", lost=place.fault("drop-before"))
+
+    def met(self, place: Place) -> Attempt:
+        """The interruption that a request meets."""
+        return self._plan if place.number < self._plan.times else Attempt()
 
     async def answer(self, path: str, body: bytes) -> Reply:
         """As `open`; what serves many requests at once may take its time (`harness.engines.serving`)."""
@@ -78,6 +97,8 @@ class Session:
         for data, parts in _segments(reply.parts, self.split):
             if gone():
                 return
+            if parts and parts[0].late:
+                await asyncio.sleep(DELAY_S)
             for part in parts:
                 self.told(part)
             if data:
@@ -121,6 +142,12 @@ class Front(Protocol):
     cannot: frozenset[str]
     """Kinds of interruption that it cannot carry; schedules with them are left out."""
     sockets: bool
+    greedy: bool
+    """Its tokens are a model's: only when it is not sampled do they depend on those before them alone."""
+
+    @property
+    def broken(self) -> str:
+        """Why the engine can be asked no more: what was recorded is no history of the client's. Empty: it can."""
 
     async def start(self) -> None: ...
 
@@ -130,7 +157,11 @@ class Front(Protocol):
 
 
 def front(name: str) -> Front:
-    """The front called ``name``: "inproc", "loopback" or "aioresponses". Raises KeyError."""
+    """The front called ``name``: "inproc", "loopback", "aioresponses" or a server's URL. Raises KeyError."""
+    if is_url(name):
+        from harness.engines.proxy import ProxyFront
+
+        return ProxyFront(name)
     if name == "inproc":
         from harness.engines.inproc import InprocFront
 
@@ -149,6 +180,11 @@ def front(name: str) -> Front:
 FRONTS = ("inproc", "loopback", "aioresponses")
 
 
+def is_url(name: str) -> bool:
+    """Whether an engine's name is the address of a server that runs."""
+    return name.startswith(("http://", "https://"))
+
+
 def content_type(reply: Reply) -> str:
     return "text/event-stream; charset=utf-8" if reply.stream else "application/json"
 
@@ -163,7 +199,7 @@ def _segments(parts: Sequence[Part], split: int) -> list[tuple[bytes, list[Part]
     Unsplit, the first part comes alone and the rest at once: a client must neither
     wait for more than an event nor take a segment for an event. Split, the head of
     each part is cut every ``split`` bytes, and its tail shares a segment with the
-    head of the next. A part that raises the flag ends its segment.
+    head of the next. A part that raises the flag ends its segment, one that comes late begins its own.
     """
     made: list[tuple[bytes, list[Part]]] = []
     data, whole = bytearray(), list[Part]()
@@ -174,6 +210,8 @@ def _segments(parts: Sequence[Part], split: int) -> list[tuple[bytes, list[Part]
         data, whole = bytearray(), []
 
     for number, part in enumerate(parts):
+        if part.late and (data or whole):
+            flush()
         start = 0
         for cut in range(split, min(len(part.data), max(CUT_WITHIN, split) + 1), split) if split else ():
             data += part.data[start:cut]

@@ -13,6 +13,8 @@ class LoopbackFront:
     host = HOST
     cannot: frozenset[str] = frozenset()
     sockets = True
+    greedy = False
+    broken = ""
 
     def __init__(self) -> None:
         self.port = 0

@@ -44,6 +44,8 @@ class AioresponsesFront:
     host, port = HOST, NOBODY
     cannot = frozenset({"drop-inside", "drop-after", "flag"})
     sockets = False
+    greedy = False
+    broken = ""
 
     def __init__(self) -> None:
         self._session: Session | None = None

@@ -25,7 +25,7 @@ from typing import Any
 
 from harness.calls import CURRENT, NOBODY
 from harness.engines import requested
-from harness.engines.sglang import Answer, Engine, Part, Place, Reply
+from harness.engines.sglang import ABORTED, IN_QUEUE, Answer, Engine, Part, Place, Reply
 from harness.history import Faulted
 from harness.rollouts import Aborting, Event, Updated
 from harness.scenario import Scenario
@@ -64,7 +64,7 @@ class Live:
 
 
 class Generation:
-    """A request that runs: what it will have, how much of it is there, and who waits for it."""
+    """A request that runs: what it will have, how much of it is there, and by which weights."""
 
     def __init__(
         self, engine: Engine, body: dict[str, Any], ids: tuple[int, ...], answer: Answer, place: Place, version: str
@@ -73,8 +73,6 @@ class Generation:
         self.done = self.sent = 0
         self.versions: list[tuple[str, int]] = []
         self.version = version
-        self.live = Live() if body.get("stream") is True else None
-        self.reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
 
     @property
     def left(self) -> int:
@@ -100,8 +98,19 @@ class Generation:
         return replace(self.answer, ids=ids, logprobs=probs, finish=finish, matched=matched, versions=versions)
 
 
+class Asked(Generation):
+    """A request of a scenario, and who waits for it."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.live = Live() if self.body.get("stream") is True else None
+        self.reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+
+
 class Serving:
     """The session of a scenario (see `harness.engines.Session`). ``record`` takes the events."""
+
+    broken = ""
 
     def __init__(
         self,
@@ -116,7 +125,7 @@ class Serving:
         """``prompts``: those that requests may begin with, as ids, none the beginning of another."""
         self.scenario, self.tokenizer, self.record, self.url = scenario, tokenizer, record, url
         self.incremental = incremental
-        self.running: list[Generation] = []
+        self.running: list[Asked] = []
         self.on_the_way: list[tuple[object, Callable[[], None]]] = []
         """Messages that have not arrived, each with its connection: those of one connection keep their order."""
         self.held = self.requests = self.aborts = 0
@@ -251,7 +260,7 @@ class Serving:
         if isinstance(admitted, Reply):
             await self._travel()
             return admitted
-        generation = Generation(engine, payload, *admitted, place, self.version)
+        generation = Asked(engine, payload, *admitted, place, self.version)
         self.running.append(generation)
         if generation.left == 0:
             self._end(generation, None)
@@ -272,7 +281,7 @@ class Serving:
         for timer in self._orphans:
             timer.cancel()
 
-    def _forget(self, generation: Generation) -> None:
+    def _forget(self, generation: Asked) -> None:
         if generation in self.running:
             self.running.remove(generation)
 
@@ -302,16 +311,15 @@ class Serving:
             answers.append(engine)
         return engine
 
-    def _abort(self, generation: Generation) -> None:
+    def _abort(self, generation: Asked) -> None:
         if self.scenario.late:
             generation.done += min(1, generation.left)
         if generation.done:
-            finish = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+            self._end(generation, ABORTED)
         else:
-            finish = {"type": "abort", "message": "Abort in waiting queue"}
-        self._end(generation, finish)
+            self._end(generation, IN_QUEUE)
 
-    def _end(self, generation: Generation, finish: dict[str, Any] | None) -> None:
+    def _end(self, generation: Asked, finish: dict[str, Any] | None) -> None:
         self.running.remove(generation)
         answer, engine = generation.ended(finish), generation.engine
         if generation.live is not None:
@@ -320,7 +328,7 @@ class Serving:
         else:
             self._reply(generation, engine.whole(generation.body, generation.ids, answer, generation.place))
 
-    def _reply(self, generation: Generation, reply: Reply) -> None:
+    def _reply(self, generation: Asked, reply: Reply) -> None:
         def arrive() -> None:
             if not generation.reply.done():
                 generation.reply.set_result(reply)

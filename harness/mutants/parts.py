@@ -22,7 +22,7 @@ from harness.targets.reference_loop import ReferenceLoop
 from harness.work import Work
 from reference_impl import client
 from reference_impl.generate import Ask, _whole, aborted, generate, keep, pairs, prepare, tokenizer
-from reference_impl.generate_streaming import Stream, generate_streaming
+from reference_impl.generate_streaming import Stream, generate_streaming, refused
 from reference_impl.rollout import Rollout
 from reference_impl.sample import Sample, Status
 from reference_impl.source import DataSource, Group
@@ -96,6 +96,7 @@ class Reference:
                 if "error" in event:
                     fault = event["error"] or {}
                     raise client.error(fault.get("code"), str(fault.get("message", "")))
+                refused(event)
                 self.add(stream, event)
                 if aborted(args) and not stream.finish:
                     break
@@ -103,8 +104,6 @@ class Reference:
             if not (stream.tokens or stream.finish):
                 raise
             self.broken(args, sample, ask, stream)
-        if stream.finish.get("type") == "abort" and stream.finish.get("status_code") == 503:
-            raise client.Transient("the engine's queue is full")
         if not stream.meta:
             raise client.Transient("the stream ended without an event")
         self.settle(args, sample, ask, stream.tokens, stream.log_probs, stream.meta)

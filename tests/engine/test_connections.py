@@ -19,7 +19,7 @@ from harness import tokenizer
 from harness.engines import FRONTS, Session, front
 from harness.engines.inproc import MemoryTransport, _take, join
 from harness.engines.sglang import Engine
-from harness.engines.web import _cut
+from harness.engines.web import cut
 from harness.history import PLAIN, STREAM, Delivered, Event, Flagged, History, Requested, Returned
 from harness.loop import Deadlock, VirtualLoop
 from harness.runner import Runner
@@ -186,10 +186,10 @@ def test_a_response_that_finds_its_client_gone_is_no_error(caplog: pytest.LogCap
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-def test_a_connection_that_is_gone_cannot_be_cut() -> None:
+def test_a_connection_that_is_gone_cannot_becut() -> None:
     closed: list[bool] = []
     for transport in (None, SimpleNamespace(close=lambda: closed.append(True))):
-        _cut(cast(web.BaseRequest, SimpleNamespace(transport=transport)))
+        cut(cast(web.BaseRequest, SimpleNamespace(transport=transport)))
     assert closed == [True]
 
 

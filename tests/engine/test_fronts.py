@@ -15,9 +15,21 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from harness import tokenizer
-from harness.engines import FRONTS, HOST, front
-from harness.engines.sglang import Engine, Place
-from harness.history import INCREMENTAL, MODES, PLAIN, STREAM, Called, Faulted, History, Raised, Requested, Returned
+from harness.engines import FRONTS, HOST, _segments, front
+from harness.engines.sglang import Engine, Part, Place
+from harness.history import (
+    INCREMENTAL,
+    MODES,
+    PLAIN,
+    STREAM,
+    Called,
+    Delivered,
+    Faulted,
+    History,
+    Raised,
+    Requested,
+    Returned,
+)
 from harness.runner import Runner
 from harness.schedule import Attempt, Schedule
 from harness.strategies import schedules
@@ -204,6 +216,29 @@ def test_clients_of_both_libraries_reach_the_engine(library: str, name: str) -> 
             assert [e.view.status for e in ends[:2]] == ["aborted", "truncated"]
             asked = [(e.params["max_new_tokens"], e.stream) for e in history.events if isinstance(e, Requested)][:2]
             assert asked == [(4, mode == STREAM), (3, mode == STREAM)]
+
+
+@pytest.mark.parametrize("name", FRONTS)
+@pytest.mark.parametrize("mode", MODES)
+def test_what_a_server_is_asked_to_do_the_mock_does_on_every_front(name: str, mode: str) -> None:
+    """What comes late comes all the same, and an abort is heard a token later."""
+    attempts = (Attempt("delay", after=2), Attempt("abort-request", after=2))
+    with running(reference(), name) as runner:
+        late = runner.run(Schedule(prompt="ab", budget=5, attempts=attempts[:1]), mode)
+        cut = runner.run(Schedule(prompt="ab", budget=5, attempts=attempts[1:]), mode)
+    told = [e for e in late.events if isinstance(e, Delivered)]
+    assert sum(len(e.ids) for e in told) == 5 and told[-1].finish == "length"
+    first, second = (e for e in cut.events if isinstance(e, Delivered) and e.finish)
+    assert (first.finish, second.finish) == ("abort", "length")
+    ends = [e.view.response_length for e in cut.events if isinstance(e, Returned)]
+    assert ends[:2] == [3, 5]
+
+
+def test_what_comes_late_begins_a_segment_of_its_own() -> None:
+    events = [Part(b"a"), Part(b"b"), Part(b"c", late=True), Part(b"d")]
+    assert [data for data, _ in _segments(events, 0)] == [b"a", b"b", b"cd"]
+    assert [data for data, _ in _segments(events[2:], 0)] == [b"c", b"d"]
+    assert [data for data, _ in _segments([Part(b"x" * 6), Part(b"y" * 3, late=True)], 4)] == [b"xxxx", b"xx", b"yyy"]
 
 
 class TestRefused:

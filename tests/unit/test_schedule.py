@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.adapt import BECOMES
 from harness.schedule import (
     FAULTY_ENGINE,
     FIELDS,
@@ -221,8 +222,8 @@ class TestText:
 
 class TestValues:
     def test_kinds_are_accounted_for(self) -> None:
-        """Every kind is drawn, and the sets that name kinds name real ones."""
-        assert {*CONFORMING, *FAULTY} == KINDS.keys()
+        """Every kind is drawn, or what is drawn becomes it on a server; the sets that name kinds name real ones."""
+        assert {*CONFORMING, *FAULTY, *BECOMES.values()} == KINDS.keys()
         assert KINDS.keys() >= FAULTY_ENGINE | TRANSPORT
         assert SCHEMA["$defs"]["attempt"]["properties"]["kind"]["enum"] == list(KINDS)
 

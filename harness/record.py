@@ -1,0 +1,184 @@
+"""What a server answered, as a file that can be kept: JSON lines, the server first, then an exchange each.
+
+Times, ids of requests, addresses, paths and whatever else is somebody's own are taken
+out, and lists are cut: what is left says how a server behaves, and nothing of whose it is.
+The form is ``spec/schemas/recording.schema.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from harness.probes import LOADS, Probed
+from harness.wire import Exchange
+
+KEPT = 6
+"""Entries of a list, characters of a text."""
+MODEL = "MODEL"
+TELLING: dict[str, tuple[str, ...]] = {
+    "/get_server_info": (
+        *("version", "model_path", "context_length", "max_total_num_tokens", "max_req_input_len", "weight_version"),
+        *("max_running_requests", "max_queued_requests", "incremental_streaming_output", "allow_auto_truncate"),
+        *("stream_output", "stream_interval"),
+    ),
+    "/get_model_info": ("model_path", "tokenizer_path", "is_generation", "weight_version", "preferred_sampling_params"),
+    "/v1/models": ("object", "data", "id", "owned_by", "max_model_len"),
+    LOADS: ("version", "loads", "num_running_reqs", "num_waiting_reqs", "max_running_requests", "max_total_num_tokens"),
+}
+"""What is kept of a server's descriptions: hundreds of keys, some of them its owner's."""
+
+_PASSING = re.compile(r"id|timestamp|created|.*(_ts|_latency|_time)|ts_tic")
+_OURS = re.compile(r"rolloutcheck-[0-9a-f]{16}-\d+-")
+_PATH = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+[\w.+-]+")
+_ADDRESS = re.compile(r"\b\d+\.\d+\.\d+\.\d+(:\d+)?\b")
+_VERSIONS = ("default", "next")
+
+
+class BadRecording(Exception):
+    """A file that holds no recording. The message is one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What was recorded, and the server's options that matter (see `harness.server.Server`)."""
+
+    sglang: str
+    context: int
+    pool: int
+    incremental: bool
+    truncates: bool
+    running: int | None
+    queue: int | None
+    exchanges: tuple[Exchange, ...]
+
+    @property
+    def behaviours(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(one.behaviour for one in self.exchanges))
+
+
+def recording(probed: Probed) -> Recording:
+    """What a server answered, without what is its own."""
+    server = probed.server
+    return Recording(
+        server.version,
+        server.context,
+        server.pool,
+        server.incremental,
+        server.truncates,
+        server.running,
+        server.queue,
+        tuple(kept(one, server.model) for one in probed.exchanges),
+    )
+
+
+def kept(exchange: Exchange, model: str = "") -> Exchange:
+    """An exchange as it may be kept. ``model``: the server's own path of it."""
+    events = exchange.events
+    if events is not None:
+        events = (*events[:2], *events[2:][-2:])
+    body = exchange.body
+    if exchange.path in TELLING and isinstance(body, dict):
+        body = _named(body, TELLING[exchange.path])
+    request = exchange.request
+    if isinstance(request, dict) and isinstance(request.get("input_ids"), list):
+        request = request | {"input_ids": len(request["input_ids"])}
+    return replace(
+        exchange,
+        request=_clean(request, model),
+        body=_clean(body, model),
+        events=None if events is None else tuple(_clean(event, model) for event in events),
+    )
+
+
+def _named(value: Any, names: tuple[str, ...]) -> Any:
+    if isinstance(value, list):
+        return [_named(one, names) for one in value]
+    if isinstance(value, dict):
+        return {name: MODEL if name == "id" else _named(inner, names) for name, inner in value.items() if name in names}
+    return value
+
+
+def _clean(value: Any, model: str, name: str = "") -> Any:
+    if isinstance(value, dict):
+        return {k: _clean(v, model, k) for k, v in value.items() if v == MODEL or not _PASSING.fullmatch(k)}
+    if isinstance(value, list):
+        inner = [_clean(one, model) for one in value]
+        return inner if len(inner) <= KEPT else {"n": len(inner), "head": inner[:1], "tail": inner[-1:]}
+    if isinstance(value, float):
+        return round(value, 4)
+    if not isinstance(value, str):
+        return value
+    if name == "text":
+        return value[:KEPT]
+    if name in ("model_path", "tokenizer_path"):
+        return MODEL
+    if name in ("weight_version", "version", "new_version") and not re.fullmatch(r"[\d.]+", value):
+        return value if value in _VERSIONS else "other"
+    value = _OURS.sub("", value.replace(model, MODEL) if model else value)
+    return _ADDRESS.sub("HOST", _PATH.sub("PATH", value))
+
+
+# the file
+
+
+def text(one: Recording) -> str:
+    """The recording as JSON lines."""
+    server = {f.name: getattr(one, f.name) for f in fields(one) if f.name != "exchanges"}
+    lines = [{"server": server}, *(_line(exchange) for exchange in one.exchanges)]
+    return "".join(json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n" for line in lines)
+
+
+def _line(exchange: Exchange) -> dict[str, Any]:
+    line = asdict(exchange)
+    if exchange.events is None:
+        for name in ("events", "of", "done"):
+            del line[name]
+    else:
+        del line["body"]
+        line["events"] = list(exchange.events)
+    for name in ("part", "during"):
+        if not line[name]:
+            del line[name]
+    return line
+
+
+def write(path: Path, one: Recording) -> None:
+    """Puts the whole file in place at once, or leaves what is there as it is. Raises OSError."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text(one))
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def read(path: Path) -> Recording:
+    """Raises BadRecording."""
+    try:
+        first, *rest = list(_lines(path))
+        exchanges = tuple(Exchange(**{"part": "", **line, "events": _events(line)}) for line in rest)
+        return Recording(**first["server"], exchanges=exchanges)
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRecording(f"cannot read {path}: {error}") from error
+    except (ValueError, TypeError, KeyError) as error:
+        raise BadRecording(f"{path} holds no recording: {error}") from error
+
+
+def _lines(path: Path) -> Iterator[Any]:
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            yield json.loads(line)
+
+
+def _events(line: dict[str, Any]) -> tuple[Any, ...] | None:
+    return tuple(line["events"]) if "events" in line else None
