@@ -17,10 +17,12 @@ from dataclasses import dataclass, replace
 from functools import partial, reduce
 from importlib import import_module
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import spec
 from harness import corpus
 from harness.checkers import LOOP_RULE_IDS, Finding
+from harness.engines import is_url
 from harness.events import Progress, Tell, ignore
 from harness.history import INCREMENTAL, PLAIN, STREAM, TERMINAL, Halted, Raised, Requested
 from harness.isolation import Ready, Worker
@@ -30,6 +32,9 @@ from harness.shrink import shrink
 from harness.targets import CannotJudge
 from harness.verdict import INVALID, UNKNOWN, VALID, Counterexample, Result
 from harness.work import ROLLOUT, SAMPLE, Run, Work, level
+
+if TYPE_CHECKING:
+    from harness.server import Server
 
 CONFIRMATIONS = 2
 """Times a counterexample must fail again in a fresh process: a client may fail every other time."""
@@ -75,11 +80,12 @@ def check(options: Options, tell: Tell = ignore) -> Report:
     places = _places(options)
     for number, (on, engine) in enumerate(places):
         try:
+            server = _server(options, engine)
             with closing(_worker(options, on, engine)) as worker:
                 worker.launch()
                 import_module("harness.strategies")  # Hypothesis takes as long to import as most targets
                 ready = worker.wait()
-                job = _Check(worker, _modes(ready, options, on), options, engine, tell)
+                job = _Check(worker, _modes(ready, options, on, server), options, engine, tell, server)
                 try:
                     job.run(_until(options, begin, number, len(places)))
                 except KeyboardInterrupt:
@@ -103,8 +109,22 @@ def check(options: Options, tell: Tell = ignore) -> Report:
 
 def _places(options: Options) -> list[tuple[str, str]]:
     """The levels to judge on, each with an engine; a level without any rule that was asked for is left out."""
-    places = [(SAMPLE, engine) for engine in options.engines] + [(ROLLOUT, ROLLOUT_ENGINE)]
+    loops = [engine for engine in options.engines if is_url(engine)] or [ROLLOUT_ENGINE]
+    places = [(SAMPLE, engine) for engine in options.engines] + [(ROLLOUT, engine) for engine in loops]
     return [(on, engine) for on, engine in places if on in options.levels and rules(options, on)]
+
+
+def _server(options: Options, engine: str) -> Server | None:
+    """The server that runs at an engine's address. Raises CannotJudge."""
+    if not is_url(engine):
+        return None
+    from harness import tokenizer
+    from harness.server import NoServer, fitting
+
+    try:
+        return fitting(engine, tokenizer.load(options.tokenizer))
+    except NoServer as error:
+        raise CannotJudge(str(error)) from error
 
 
 def _worker(options: Options, on: str, engine: str) -> Worker:
@@ -127,12 +147,18 @@ def _nothing(options: Options, on: str, engine: str, reason: str) -> Iterator[Re
         yield Result(rule, spec.RULES[rule].level, mode, engine, UNKNOWN, 0, f"{where}: {reason}", on=on)
 
 
-def _modes(ready: Ready, options: Options, on: str) -> tuple[str, ...]:
+def _modes(ready: Ready, options: Options, on: str, server: Server | None = None) -> tuple[str, ...]:
     """The modes to run. Raises CannotJudge when one that was asked for is absent, or all are.
 
     To a loop the two kinds of stream are one, so it is run with the usual one unless the other is asked for.
+    A server that runs has one of them.
     """
     has = (*ready.modes, *((INCREMENTAL,) if STREAM in ready.modes else ()))
+    if server is not None:
+        has = tuple(mode for mode in has if mode != server.lacks)
+        if server.lacks in (options.modes or ()) and not options.lenient:
+            other = INCREMENTAL if server.incremental else STREAM
+            raise CannotJudge(f"the server at {server.url} has no {server.lacks} mode: give --mode {other}")
     if options.modes is None:
         return ready.modes if on == ROLLOUT else has
     there = tuple(mode for mode in options.modes if mode in has)
@@ -147,7 +173,16 @@ def _modes(ready: Ready, options: Options, on: str) -> tuple[str, ...]:
 class _Check:
     """The work on one front: the corpus, the search, and what becomes of what it found."""
 
-    def __init__(self, worker: Worker, modes: tuple[str, ...], options: Options, engine: str, tell: Tell) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        modes: tuple[str, ...],
+        options: Options,
+        engine: str,
+        tell: Tell,
+        server: Server | None = None,
+    ) -> None:
+        self.server = server
         self.search = Search(worker, modes, options, engine, worker.level)
         self.worker, self.options, self.engine, self.tell = worker, options, engine, tell
         self.covered: Covered | None = None
@@ -207,14 +242,29 @@ class _Check:
             self._draw_scenarios(SCENARIOS[self.options.profile])
         else:
             self._draw("drawn", PROFILES[self.options.profile], faulty=False)
-            self._draw("faulty engine", faulty_count(self.options.profile), faulty=True)
+            if self.server is None:  # one that runs is not made to break its contract
+                self._draw("faulty engine", faulty_count(self.options.profile), faulty=True)
 
     def _all_broken(self) -> bool:
         """Whether each rule is broken in each mode; an engine's own faults do not count."""
         return all(t.broken is not None for (_, _, faulty), t in self.search.tallies.items() if not faulty)
 
     def _observe(self, phase: str, schedules: Iterable[Work], total: int) -> None:
+        if self.server is not None:
+            schedules = self._adapted(schedules, self.server)
         self.search.observe_all(schedules, lambda done: self.tell(Progress(self.engine, phase, done, total)))
+
+    def _adapted(self, schedules: Iterable[Work], server: Server) -> Iterator[Work]:
+        """Those that the server can take, as it can take them."""
+        from harness import tokenizer
+        from harness.adapt import adapt
+
+        ids, cannot = tokenizer.load(self.options.tokenizer), self.search.cannot
+        given = {stored for _, stored in self.options.first}
+        for schedule in schedules:
+            made = schedule if schedule in given else adapt(schedule, server, ids)
+            if made is not None and not cannot & set(made.kinds):
+                yield made
 
     def _draw(self, phase: str, count: int, *, faulty: bool) -> None:
         from harness.strategies import drawn

@@ -23,7 +23,7 @@ class Inline:
 
         vocabulary = tokenizers.load(tokenizer)
         self._runner: Any = (
-            Stage(load_loop(spec), vocabulary)
+            Stage(load_loop(spec), vocabulary, front)
             if level == ROLLOUT
             else Runner(load(spec, lambda target: None), front, vocabulary)
         )

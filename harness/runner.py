@@ -33,6 +33,7 @@ from harness.history import (
 )
 from harness.loop import Halt, VirtualLoop
 from harness.schedule import Attempt, Schedule
+from harness.server import NoServer, fitting
 from harness.targets import CannotJudge, Environment, Start, Target
 
 EXTRA_CALLS = 3
@@ -50,7 +51,13 @@ class Runner:
         self.target, self.tokenizer = target, tokenizer
         self.front = engines.front(front)
         self.loop = VirtualLoop(sockets=self.front.sockets)
-        self.loop.run(self.front.start())
+        try:
+            if engines.is_url(front):
+                fitting(front, tokenizer)
+            self.loop.run(self.front.start())
+        except NoServer as error:
+            self.loop.close()
+            raise CannotJudge(str(error)) from error
 
     def can_run(self, schedule: Schedule, mode: str) -> bool:
         """Whether the front can carry every interruption of the schedule."""
@@ -66,6 +73,8 @@ class Runner:
             life.events.append(Halted(*life.place, "hang", str(halt)))
         finally:
             self.front.attach(None)
+        if self.front.broken:
+            raise CannotJudge(self.front.broken)
         return History(schedule, mode, engine.prompt_ids, engine.eos, tuple(life.events))
 
     def close(self) -> None:
@@ -153,7 +162,7 @@ class _Life:
         """The caller's sampling parameters: those slime passes, and what the schedule adds."""
         schedule = self.schedule
         params: dict[str, Any] = {
-            "temperature": 1.0,
+            "temperature": 0.0 if self.runner.front.greedy else 1.0,
             "top_p": 1.0,
             "top_k": -1,
             "max_new_tokens": schedule.budget,

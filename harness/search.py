@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import spec
 from harness import work
+from harness.adapt import LOOPS_CANNOT
 from harness.checkers import (
     ROLLOUT_RULE_IDS,
     RULE_IDS,
@@ -20,6 +21,7 @@ from harness.checkers import (
     halt,
     rollout_checker,
 )
+from harness.checkers.determinism import COMPARING, differs
 from harness.checkers.resume_eq import comparable
 from harness.history import PLAIN, History
 from harness.isolation import Ready
@@ -32,6 +34,9 @@ from harness.targets import CannotJudge
 from harness.work import ROLLOUT, SAMPLE, Run, Work
 
 LOOKAHEAD = 4
+RETRIES = 3
+"""Times that a server is asked again, when a schedule does not break a rule on it as it did before."""
+
 MAX_HISTORIES = 20_000
 COMPARES_MODES = ("MODE-EQ", "RETRY")
 
@@ -104,8 +109,10 @@ class Search:
     ) -> None:
         from harness.engines import front
 
-        self.worker, self.modes, self.options = worker, modes, options
-        self.cannot = front(engine).cannot
+        self.worker, self.modes, self.options, self.engine = worker, modes, options, engine
+        carrier = front(engine)
+        self.greedy = carrier.greedy
+        self.cannot = LOOPS_CANNOT if self.greedy and level == ROLLOUT else carrier.cannot
         self.level, self.rules = level, rules(options, level)
         make: Callable[[str], Any] = rollout_checker if level == ROLLOUT else checker
         self.checkers = {rule: make(rule) for rule in self.rules}
@@ -121,7 +128,7 @@ class Search:
             (rule, mode, faulty): Tally()
             for rule in self.rules
             for mode in self.modes
-            for faulty in ((False, True) if self.level == SAMPLE else (False,))
+            for faulty in ((False, True) if self.level == SAMPLE and not self.greedy else (False,))
             if applies(rule, mode, self.modes)
         }
 
@@ -171,17 +178,35 @@ class Search:
         return "RESUME-EQ" in self.rules and isinstance(schedule, Schedule) and comparable(schedule)
 
     def history(self, schedule: Work, mode: str) -> Run | CannotJudge:
-        """The run of a schedule, or why there is none."""
+        """The run of a schedule, or why there is none. Raises CannotJudge where a server is gone."""
         wanted = as_run(schedule, mode)
         key = (wanted, mode)
         if key not in self.histories:
             if len(self.histories) > MAX_HISTORIES:
                 self.histories.clear()
-            try:
-                self.histories[key] = self.worker.run(wanted, mode)
-            except CannotJudge as error:
-                self.histories[key] = error
+            run = self._run(wanted, mode)
+            if self.greedy and isinstance(run, CannotJudge) and not run.not_applicable:
+                self._see_that_it_is_there()
+                run = self._run(wanted, mode)  # it was a hiccup
+            elif self.greedy and not isinstance(run, CannotJudge) and halt(run):
+                self._see_that_it_is_there()
+            self.histories[key] = run
         return self.histories[key]
+
+    def _run(self, wanted: Work, mode: str) -> Run | CannotJudge:
+        try:
+            return self.worker.run(wanted, mode)
+        except CannotJudge as error:
+            return error
+
+    def _see_that_it_is_there(self) -> None:
+        """A server that is gone answers no schedule more, and each as late as it can. Raises CannotJudge."""
+        from harness.server import NoServer, describe
+
+        try:
+            describe(self.engine)
+        except NoServer as error:
+            raise CannotJudge(str(error)) from error
 
     def _cases(
         self, schedule: Work, modes: tuple[str, ...], *, baseline: bool
@@ -237,15 +262,39 @@ class Search:
             judgement: Judgement = self.checkers[rule](case)
         except Exception as crash:
             return f"the checker of {rule} crashed: {type(crash).__name__}: {crash}"[:300]
+        if self.greedy and isinstance(judgement, Finding) and rule in COMPARING and isinstance(case, Case):
+            unlike = differs(case.trace, case.baseline, case.compared)
+            if unlike is not None:
+                return unlike
         stopped = halt(case.history)
         if not isinstance(judgement, Finding) and stopped is not None and stopped.kind != "storm":
             return f"call {stopped.attempt + 1}: {stopped.kind}: {stopped.message}"
         return judgement
 
     def breaks(self, key: Key, schedule: Work) -> Finding | None:
-        """The finding of a rule on a schedule, if it is broken there."""
-        rule, mode, faulty = key
-        if self.cannot & set(schedule.kinds) or schedule.faulty_engine != faulty:
+        """The finding of a rule on a schedule, if it is broken there.
+
+        On a server once is enough: when an abort is heard is not the client's doing, what it then asks is.
+        """
+        found = self._breaks(key, schedule)
+        for _ in range(RETRIES if self.greedy else 0):
+            if found is None and not self._unfit(key, schedule):
+                self.forget(schedule)
+                found = self._breaks(key, schedule)
+        return found
+
+    def forget(self, schedule: Work) -> None:
+        """The next run of it is another one."""
+        for mode in self.modes:
+            self.histories.pop((as_run(schedule, mode), mode), None)
+
+    def _unfit(self, key: Key, schedule: Work) -> bool:
+        """Whether the schedule cannot be run here, or not for the kind of engine that is meant."""
+        return bool(self.cannot & set(schedule.kinds)) or schedule.faulty_engine != key[2]
+
+    def _breaks(self, key: Key, schedule: Work) -> Finding | None:
+        rule, mode, _ = key
+        if self._unfit(key, schedule):
             return None
         modes = modes_for(rule, mode, self.modes[0])
         for ran, case in self._cases(schedule, modes, baseline=rule == "RESUME-EQ" and self._baseline(schedule)):

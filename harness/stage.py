@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from harness.calls import CURRENT, Call
+from harness.engines import is_url
 from harness.engines.inproc import InprocFront
 from harness.engines.serving import Serving
 from harness.history import INCREMENTAL, PLAIN, Called, Flagged, Halted, Raised, Returned
@@ -59,15 +60,24 @@ REST_S = 10.0
 class Stage:
     """One loop behind the front without sockets, on one event loop; serves many scenarios. Close it when done."""
 
-    def __init__(self, target: LoopTarget, tokenizer: Any = None) -> None:
+    def __init__(self, target: LoopTarget, tokenizer: Any = None, engine: str = "inproc") -> None:
+        """``engine``: the mock, or the address of a server that runs. Raises CannotJudge."""
         if tokenizer is None:
             from harness import tokenizer as tokenizers
 
             tokenizer = tokenizers.load()
         self.target, self.tokenizer = target, tokenizer
         self.front = InprocFront()
-        self.loop = VirtualLoop()
+        self.loop = VirtualLoop(sockets=is_url(engine))
         self.loop.run(self.front.start())
+        self.upstream: Any = None
+        if is_url(engine):
+            try:
+                self.upstream = self.loop.run(_upstream(engine, tokenizer))
+            except CannotJudge:
+                self.loop.run(self.front.stop())
+                self.loop.close()
+                raise
         self.prompts = {text: tuple(tokenizer.encode(text, add_special_tokens=False)) for text in PROMPTS}
         self._play: _Play | None = None
 
@@ -100,7 +110,10 @@ class Stage:
         if not play.over:
             self._resume(play.finish())
         history = self.so_far()
+        broken = play.serving.broken if self.upstream is not None else ""
         self._leave()
+        if broken:
+            raise CannotJudge(broken)
         return history
 
     def so_far(self) -> RolloutHistory:
@@ -113,7 +126,8 @@ class Stage:
         """Ends the front, the target's clients and the loop."""
         if self._play is not None:
             self._leave()
-        for ending in (self.target.close(), self.front.stop()):
+        outward = () if self.upstream is None else (self.upstream.close(),)
+        for ending in (self.target.close(), *outward, self.front.stop()):
             with suppress(Halt):
                 self.loop.run(ending)
         self.loop.close()
@@ -138,8 +152,11 @@ class Stage:
         assert self._play is not None
         self._play.over = True
         self.front.attach(None)
-        self._play.serving.close()
+        serving = self._play.serving
+        serving.close()
         self.loop.sweep()
+        if self.upstream is not None and not serving.broken:
+            self.upstream.end_orphans()
         self._play = None
 
 
@@ -153,14 +170,7 @@ class _Play:
         self.prompts: dict[int, tuple[int, ...]] = {}
         self.eos: int = stage.tokenizer.eos_token_id
         url = f"http://{stage.front.host}:{stage.front.port}"
-        self.serving = Serving(
-            scenario,
-            stage.tokenizer,
-            tuple(stage.prompts.values()),
-            self.record,
-            url,
-            incremental=mode == INCREMENTAL,
-        )
+        self.serving = self._serving(url)
         self.over = self.flagged = False
         self.number, self.budget = 0, scenario.budget
         self.task: asyncio.Task[Any] | None = None
@@ -169,6 +179,17 @@ class _Play:
         self._raised: list[BaseException] = []
         self._aborts = self._news = 0
         self._saved: tuple[Group, ...] = ()
+
+    def _serving(self, url: str) -> Any:
+        """Whoever answers: the mock, or the way to a server."""
+        stage = self.stage
+        if stage.upstream is not None:
+            from harness.engines.relayed import Relayed
+
+            return Relayed(stage.upstream, self.record, url)
+        prompts = tuple(stage.prompts.values())
+        incremental = self.mode == INCREMENTAL
+        return Serving(self.scenario, stage.tokenizer, prompts, self.record, url, incremental=incremental)
 
     # what happened
 
@@ -440,8 +461,19 @@ class _Play:
 _IN_VAIN = Aborting(0)
 """A loop may repeat its abort for ever: where nothing runs this is nothing new."""
 
-_OURS = ("Connection._reply", "_Play.")
+_OURS = ("Connection._reply", "_Play.", "Relayed.", "Upstream.")
 """The engine's side of a connection in memory, and the stage itself: no tasks of the loop's."""
+
+
+async def _upstream(url: str, tokenizer: Any) -> Any:
+    """The way to the server. Raises CannotJudge."""
+    from harness.engines.upstream import Upstream
+    from harness.server import NoServer, fitting, timed
+
+    try:
+        return Upstream(timed(fitting(url, tokenizer)), timers=False)  # a loop's timers are not the server's
+    except NoServer as error:
+        raise CannotJudge(str(error)) from error
 
 
 def _words(error: BaseException, *, named: bool = True) -> str:

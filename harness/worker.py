@@ -112,7 +112,7 @@ def prepare(first: dict[str, Any], trial: Callable[[str], None]) -> Any:
 
     tokenizer, front = tokenizers.load(first["tokenizer"]), first["front"]
     if first["level"] == work.ROLLOUT:
-        return Stage(load_loop(TargetSpec(**first["target"])), tokenizer)
+        return Stage(load_loop(TargetSpec(**first["target"])), tokenizer, front)
     runner: Runner | None = None
 
     def asks_stream(target: Target) -> bool | None:

@@ -62,6 +62,8 @@ def _spoken(trace: Trace, turn: Turn, last: Exchange, after: SampleView) -> str 
         if isinstance(turn.outcome, Raised):
             if last.fault is not None or turn.plan.kind == "drop-after" or _faulty(turn):
                 return None
+            if trace.in_reserve(trace.kept_at(turn, last)):  # item 7: an abort there may bring what is no answer
+                return None
             if turn.flagged:  # item 9: the end need not have been read, and a client may raise without one
                 return None
             return f"finish_reason {last.finish}, yet raises {turn.outcome.error}"

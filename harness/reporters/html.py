@@ -13,7 +13,9 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import spec
+from harness.adapt import BECOMES
 from harness.check import Report
+from harness.engines import is_url
 from harness.history import MODES
 from harness.judged import ABSENT
 from harness.reporters import picture, verdicts
@@ -187,7 +189,8 @@ def coverage(place: str, results: Sequence[Result]) -> Coverage:
     for result in results:
         counts.setdefault(result.rule, Counter()).update(dict(result.kinds))
     seen = {kind for count in counts.values() for kind in count}
-    kinds = {kind: said for kind, said in _kinds(place).items() if kind in seen or _expected(place, kind)}
+    server = any(is_url(result.engine) for result in results)
+    kinds = {kind: said for kind, said in _kinds(place).items() if kind in seen or _expected(place, kind, server)}
     rows = {rule: tuple(count[kind] for kind in kinds) for rule, count in counts.items()}
     return Coverage(kinds, rows, tuple(kind for kind in kinds if kind not in seen))
 
@@ -196,8 +199,13 @@ def _kinds(place: str) -> dict[str, str]:
     return STEPS if place == verdicts.ROLLOUTS else KINDS
 
 
-def _expected(place: str, kind: str) -> bool:
-    """Of a faulty engine its faults are expected, and nothing else; elsewhere everything else."""
+def _expected(place: str, kind: str, server: bool) -> bool:
+    """Of a faulty engine its faults are expected, and nothing else; elsewhere everything else.
+
+    What only a mock can be made to do is not expected of a server, nor the other way round.
+    """
+    if kind in (BECOMES if server else BECOMES.values()):
+        return False
     return (kind in FAULTY_ENGINE) == (place == verdicts.FAULTY)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from harness import replay
 from harness.check import Report
+from harness.engines import is_url
 from harness.replay import Failure
 from harness.reporters import failure
 from harness.verdict import Result
@@ -83,7 +84,8 @@ class Shelf:
             self.say(f"cannot write {self.directory}: {error.strerror}; violations are not stored")
             self.open = False
             return "", ""
-        return str(file), shlex.join(["rolloutcheck", "replay", str(file), *arguments])
+        on = ("--engine", failure.engine) if is_url(failure.engine) else ()
+        return str(file), shlex.join(["rolloutcheck", "replay", str(file), *arguments, *on])
 
 
 def store(violations: Violations, shelf: Shelf, arguments: Sequence[str]) -> Violations:

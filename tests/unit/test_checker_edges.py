@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from harness.checkers import HOLDS, Case, Finding, _traces, checker, halt
+from harness.checkers.resume_eq import TOLERANCE, close
 from harness.checkers.trace import Exchange, Trace, response_ids
 from harness.history import (
     ABORTED,
@@ -236,6 +237,22 @@ def test_RESUME_EQ_judges_both_ways() -> None:
 )
 def test_RESUME_EQ_says_nothing_where_there_is_nothing_to_compare(life: Life, baseline: Life) -> None:
     assert judge("RESUME-EQ", life, baseline=baseline) is None
+
+
+@pytest.mark.parametrize(("other", "rounded"), [(TOLERANCE, True), (-TOLERANCE, True), (1 / 16, False), (-0.04, False)])
+def test_RESUME_EQ_knows_that_logprobs_are_rounded(other: float, rounded: bool) -> None:
+    """A model computes those of a prompt and of a step in another order; the mock's are sixteenths."""
+    good = once().history.events[-1].view.logprobs  # type: ignore[union-attr]
+    life = Life(budget=4, attempts=attempts("abort")).call(Ask(4, (5,), "abort"), after=view((5,)))
+    now = view((5, 6), COMPLETED, logprobs=(good[0], good[1] + other))
+    assert (judge("RESUME-EQ", life.call(Ask(3, (6,), "stop"), after=now), baseline=once()) is HOLDS) is rounded
+    assert close(good, now.logprobs or ()) is rounded is close(now.logprobs or (), good)
+
+
+def test_logprobs_that_are_not_as_many_or_no_numbers_are_not_close() -> None:
+    assert close((), ()) and not close((1.0,), ()) and not close((1.0,), (1.0, 2.0))
+    infinite = float("-inf")
+    assert close((infinite,), (infinite,)) and not close((infinite,), (0.0,)) and not close((float("nan"),), (0.0,))
 
 
 def test_RESUME_EQ_judges_just_above_the_reserve() -> None:

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 import spec
+from harness.adapt import BECOMES
 from harness.check import INTERRUPTED, Covered, Report
 from harness.checkers import Finding
+from harness.engines.proxy import CARRIED
 from harness.history import INCREMENTAL, PLAIN, STREAM
 from harness.options import Options
 from harness.reporters import verdicts, violations
@@ -291,10 +293,21 @@ def test_the_kinds_that_interrupted_a_rule() -> None:
     ]
     found = coverage(verdicts.SAMPLES, results)
     kinds = list(found.kinds)
-    assert kinds == [kind for kind in KINDS if kind not in FAULTY_ENGINE]
+    assert kinds == [kind for kind in KINDS if kind not in FAULTY_ENGINE and kind not in BECOMES.values()]
     assert {k: n for k, n in zip(kinds, found.rows["BUDGET"], strict=True) if n} == {"abort": 5, "http": 1}
     assert {k: n for k, n in zip(kinds, found.rows["STATUS"], strict=True) if n} == {"flag": 1}
     assert found.never == tuple(kind for kind in kinds if kind not in ("abort", "http", "flag"))
+
+
+def test_of_a_server_is_expected_what_it_can_be_made_to_do() -> None:
+    """And what was seen is shown, whether it was expected or not."""
+    one = result("BUDGET", kinds=(("abort-request", 3), ("abort-late", 1)))
+    results = [replace(one, engine="http://127.0.0.1:1")]
+    found = coverage(verdicts.SAMPLES, results)
+    assert set(found.kinds) == CARRIED | {"abort-late"}
+    assert set(found.never) == CARRIED - {"abort-request"}
+    both = coverage(verdicts.SAMPLES, [*results, result("BUDGET", kinds=(("abort", 1),))])
+    assert set(both.kinds) == CARRIED | {"abort-late", "abort"}
 
 
 def test_of_a_faulty_engine_its_faults_are_looked_for() -> None:

@@ -375,3 +375,70 @@ def test_with_sockets_a_connection_is_served() -> None:
         assert made.run(main()) == b"hello\n"
     finally:
         made.close()
+
+
+# While a server outside is at work
+
+
+def test_time_is_real_as_long_as_a_server_is_at_work(loop: VirtualLoop) -> None:
+    async def main() -> tuple[float, float, float]:
+        began, real = loop.time(), time.monotonic()
+        with loop.outside():
+            await asyncio.sleep(0.05)
+            took = time.monotonic() - real
+        inside = loop.time() - began
+        await asyncio.sleep(3600)
+        return took, inside, loop.time() - began
+
+    took, inside, whole = loop.run(main())
+    assert took >= 0.045 and 0.05 <= inside <= took + 0.05
+    assert whole >= 3600
+
+
+def test_blocks_may_lie_in_each_other_and_end_whatever_happens(loop: VirtualLoop) -> None:
+    async def main() -> float:
+        with contextlib.suppress(ZeroDivisionError), loop.outside():
+            with loop.outside():
+                pass
+            real = time.monotonic()
+            await asyncio.sleep(0.03)
+            took = time.monotonic() - real
+            raise ZeroDivisionError
+        await asyncio.sleep(3600)  # virtual again
+        return took
+
+    assert loop.run(main()) >= 0.025
+
+
+def test_a_task_that_is_cancelled_leaves_no_block_open(loop: VirtualLoop) -> None:
+    async def outside() -> None:
+        with loop.outside():
+            await asyncio.sleep(3600)
+
+    async def main() -> None:
+        asyncio.get_running_loop().call_soon(asyncio.create_task(outside()).cancel)
+        await asyncio.sleep(7200)
+
+    loop.run(main())
+    task: list[Any] = []
+
+    async def leaves() -> None:
+        task.append(asyncio.create_task(outside()))
+        await asyncio.sleep(0)
+
+    loop.run(leaves())  # what a run leaves behind is swept
+    assert task[0].cancelled()
+    loop.run(asyncio.sleep(7200))
+
+
+def test_what_comes_from_outside_is_waited_for(loop: VirtualLoop) -> None:
+    """Without a timer the loop would be at its end."""
+
+    async def main() -> bytes:
+        near, far = socket.socketpair()
+        near.setblocking(False)
+        threading.Timer(0.03, far.send, (b"x",)).start()
+        with near, far, loop.outside():
+            return await loop.sock_recv(near, 1)
+
+    assert loop.run(main()) == b"x"

@@ -105,7 +105,7 @@ def test_environments_of_tox() -> None:
     tox = configparser.ConfigParser(interpolation=None)
     tox.read(PROJECT / "tox.ini")
     named = set(re.findall(r"tox (?:-q )?-e (\w+)", README))
-    assert named == {"property", "tests", "bench"}
+    assert named == {"property", "tests", "bench", "real"}
     assert {f"testenv:{name}" for name in named} <= set(tox.sections())
     extras = (PROJECT / "pyproject.toml").read_text(encoding="utf-8")
     for section in tox.sections():
