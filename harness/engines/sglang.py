@@ -14,6 +14,7 @@ cannot go unseen (RESUME-EQ).
 from __future__ import annotations
 
 import zlib
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from json import JSONEncoder
@@ -48,6 +49,8 @@ LATE = ("abort-late", "abort-request")
 DELAY_S = 0.2
 MOST = 1_000_000
 """Tokens of an answer that fills no memory."""
+FAR = 1 << 15
+"""Tokens among which a stop string is looked for: a client may ask for any number of them."""
 RUN = Attempt()
 HOLE = "\0hole"
 """Stands where an event's changing parts go (`Engine.frame`); a ``rid`` that is the same would not be cut out right."""
@@ -387,13 +390,18 @@ class Engine:
     def _stop_string(self, tokens: Tokens, most: int, params: dict[str, Any]) -> tuple[str | None, int]:
         """The stop string that ends the answer, and the tokens before the one that completes it (`stopstr_trim`)."""
         stops = _stop_strings(params)
-        said = tokens(min(most, MOST), False) if stops else ()
-        for count in range(1, len(said) + 1):
+        if not stops:
+            return None, UNLIMITED
+        said = tokens(min(most, FAR), False)
+
+        def there(count: int) -> str | None:
             text = decode(self.tokenizer, self.prompt_ids, said[:count], params.get("skip_special_tokens") is not False)
-            word = next((stop for stop in stops if stop in text), None)
-            if word is not None:
-                return word, count - 1
-        return None, UNLIMITED
+            return next((stop for stop in stops if stop in text), None)
+
+        if there(len(said)) is None:
+            return None, UNLIMITED
+        first = bisect_left(range(1, len(said) + 1), True, key=lambda count: there(count) is not None)
+        return there(first + 1), first
 
     def _tokens(self, ids: Sequence[int], start: int, count: int, faithful: bool) -> tuple[int, ...]:
         if faithful:
