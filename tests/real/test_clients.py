@@ -95,8 +95,8 @@ def last(run: History) -> SampleView:
 
 # slime
 
-ISSUE = Schedule(prompt="x" * 10, budget=230, attempts=(Attempt("abort-request", after=40),))
-"""Issue #2260 in a context of 256: 10 + 40 + 230 tokens are more than the model takes."""
+ISSUE = Schedule(prompt="hello", budget=230, attempts=(Attempt("abort-request", after=40),))
+"""Issue #2260 in a context of 256: 5 + 40 + 230 tokens are more than the model takes."""
 
 
 def slime(revision: str, server: Server, level: str = "sample") -> Report:
