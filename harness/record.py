@@ -151,6 +151,10 @@ def _line(exchange: Exchange) -> dict[str, Any]:
 
 def write(path: Path, one: Recording) -> None:
     """Puts the whole file in place at once, or leaves what is there as it is. Raises OSError."""
+    if path.exists() and not path.is_file():  # a device or a pipe is written to, not replaced
+        path.write_text(text(one), encoding="utf-8")
+        return
+    path = path.resolve()  # of a link, what it leads to
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:

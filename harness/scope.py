@@ -7,6 +7,9 @@ and with at most one interruption every context limit from one that leaves
 nothing to one that does not bind. Most faults show on less (the small scope
 hypothesis): see the smallest schedules in docs/mutants.md.
 
+Two kinds are for a real server and left out: to a client of the mock `abort-request`
+is `abort-late`, and a `delay` only time that passes.
+
 What has no position is represented by one of each sort that the wire tells
 apart: bytes of an event (none, some), HTTP codes, and how often a fault comes
 (once, or more often than any client should try: of the codes that pass one stands for all).
@@ -23,6 +26,7 @@ PROMPT, PROMPT_TOKENS = "Pq", 2
 SCRIPT = (65, 66, 67, 68, 69, 70, 71, 72)
 """All different, so that no token can stand in for another."""
 
+ONLY_SERVERS = frozenset({"abort-request", "delay"})
 KEEPS = frozenset({"abort", "abort-late", "abort-retracted"})
 CUTS_SHORT = KEEPS | {"abort-queued", "queue-full", "close", "error-event"}
 """What ends an answer after `after` tokens; of these a plain reply and a stream both leave those that `KEEPS`."""

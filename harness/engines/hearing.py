@@ -94,6 +94,8 @@ class Hearing:
         counted, start = data.rfind(_COUNT), data.find(_ENTRIES)
         if counted < 0 or start < 0 or _GOES_ON not in data or self.weights:
             return None
+        if b'"' in data[start + len(_ENTRIES) : data.find(b"]", start)]:
+            return None  # texts beside the ids (`return_text_in_logprobs`) may hold what looks like the end of a list
         with suppress(ValueError):  # a server that writes otherwise is read in full
             total = int(data[counted + len(_COUNT) :].partition(b",")[0].partition(b"}")[0])
             first = end = data.find(b"]]", start)

@@ -35,6 +35,11 @@ def delivered(ids: tuple[int, ...], finish: str | None = None, **other: Any) -> 
     return Delivered(1, 0, 2, ids, other.pop("logprobs", (-1.0,) * len(ids)), finish, **other)
 
 
+def compact(body: Any) -> bytes:
+    """An event without spaces, as SGLang writes it."""
+    return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
+
+
 # It hears what the mock says
 
 
@@ -120,6 +125,29 @@ def test_without_logprobs_the_ids_count() -> None:
 def test_a_finish_with_a_status() -> None:
     reason = {"type": "abort", "message": "full", "status_code": 503}
     assert told(event([], 0, finish_reason=reason)) == [delivered((), "abort", status_code=503)]
+
+
+@pytest.mark.parametrize("code", [400, 413])
+def test_a_refusal_that_comes_as_an_abort(code: int) -> None:
+    """0.5.23 `input_ctx_minus6_max5_stream`: its token answers nothing."""
+    reason = {"type": "abort", "message": "too long", "status_code": code}
+    hearing = Hearing(PLACE)
+    assert hearing.event(event([5], 1, finish_reason=reason)) == (PLACE.fault("error-event", code, "too long"),)
+    assert hearing.finished and hearing.count == 0
+
+
+def test_an_event_whose_tail_is_written_otherwise_is_read_in_full() -> None:
+    """A token's text, which nobody here asks for, may look like the start of a token."""
+    body = json.loads(event([5, 6], 2)[len("data: ") :])
+    entries = body["meta_info"]["output_token_logprobs"]
+    for text in (None, "[", "]]"):
+        entries[0][2] = entries[1][2] = text
+        assert told(compact(body)) == [delivered((5, 6))]
+
+
+def test_an_event_that_counts_more_than_it_brings_is_read_in_full() -> None:
+    body = json.loads(event([5, 6], 3)[len("data: ") :])
+    assert told(compact(body)) == [delivered((5, 6))]
 
 
 def test_what_the_weights_were() -> None:

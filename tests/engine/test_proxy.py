@@ -680,6 +680,29 @@ def test_what_does_not_run_is_not_aborted() -> None:
     asyncio.run(ask())
 
 
+def test_an_abort_is_sent_until_the_request_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that comes before its request does nothing (0.5.23 `abort_noop`)."""
+    monkeypatch.setattr(upstream, "AGAIN_S", 0.0)
+
+    async def ask() -> int:
+        there = upstream.Upstream(Server("http://127.0.0.1:1"))
+        sent: list[str] = []
+
+        async def abort(rid: str) -> None:
+            sent.append(rid)
+            if len(sent) == 3:
+                there.live.discard(rid)
+
+        monkeypatch.setattr(there, "_abort", abort)
+        there.begins("here")
+        there.abort_in("here", 0.0)
+        await there._aborts["here"]
+        await there.close()
+        return len(sent)
+
+    assert asyncio.run(ask()) == 3
+
+
 def test_there_is_none_to_judge_on() -> None:
     with nobody() as url, pytest.raises(CannotJudge, match=f"^nothing answers at {url}: "):
         Runner(reference(), url)

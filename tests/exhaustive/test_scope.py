@@ -9,6 +9,7 @@ import pytest
 
 from harness import scope, tokenizer
 from harness.checkers import RULE_IDS
+from harness.engines.sglang import Engine, Place
 from harness.history import MODES
 from harness.inline import Inline
 from harness.mutants import load
@@ -44,7 +45,7 @@ def test_the_prompt_has_two_tokens_and_the_script_as_many_as_it_says() -> None:
 
 def test_every_kind_stands_at_every_position() -> None:
     found = list(scope.interruptions(2))
-    assert {a.kind for a in found} == KINDS.keys() - {"run"}
+    assert {a.kind for a in found} == KINDS.keys() - {"run"} - scope.ONLY_SERVERS
     for kind in ("abort", "abort-retracted", "flag", "close", "error-event"):
         assert {a.after for a in found if a.kind == kind} == {0, 1, 2}
     assert {a.field for a in found} - {""} == set(FIELDS)
@@ -53,7 +54,7 @@ def test_every_kind_stands_at_every_position() -> None:
 
 def test_two_interruptions_stand_in_every_order() -> None:
     pairs = {s.kinds for s in scope.schedules(1) if len(s.attempts) == 2}
-    kinds = KINDS.keys() - {"run"}
+    kinds = KINDS.keys() - {"run"} - scope.ONLY_SERVERS
     assert {(one, two) for one in kinds for two in kinds} - pairs == set()
     assert ("abort", "run") in pairs  # the way through the buffer
 
@@ -103,3 +104,16 @@ def test_a_small_scope_shows_most_mutants() -> None:
     inside = [schedule for schedule in shown if schedule.budget <= 3 and len(schedule.attempts) <= 2]
     assert len(inside) / len(shown) > 0.85
     assert {a.kind for a in scope.interruptions(1)} >= FAULTY_ENGINE
+
+
+def test_what_only_servers_are_for_is_what_others_are() -> None:
+    """The mock's bytes are the same: the scope would hold every schedule twice."""
+    engine = [Engine(Schedule(prompt=scope.PROMPT, script=scope.SCRIPT), tokenizer.load()) for _ in range(4)]
+    body = {"input_ids": [80, 113], "stream": True, "return_logprob": True, "sampling_params": {"max_new_tokens": 4}}
+    kinds = ("abort-late", "abort-request", "run", "delay")
+    late, request, run, delay = (
+        [part.data for part in one.answer(body, Attempt(kind, 2, times=9), Place(1, 0, 1)).parts]
+        for one, kind in zip(engine, kinds, strict=True)
+    )
+    assert late == request != run == delay
+    assert {"abort-request", "delay"} == scope.ONLY_SERVERS

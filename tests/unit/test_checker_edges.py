@@ -428,6 +428,14 @@ def test_STATUS_allows_an_exception_where_the_answer_may_not_have_arrived(life: 
     assert judge("STATUS", life) is HOLDS
 
 
+def test_STATUS_allows_an_exception_for_an_abort_in_the_reserve() -> None:
+    """item 7: a token may come with it that answers nothing."""
+    life = Life(budget=2, context=9).call(Ask(2, (5,), "abort"), raises="MalformedReply", after=NEW)
+    assert judge("STATUS", life) is HOLDS
+    life = Life(budget=2, context=10).call(Ask(2, (5,), "abort"), raises="MalformedReply", after=NEW)
+    assert problem("STATUS", life) == "finish_reason abort, yet raises MalformedReply"
+
+
 def test_STATUS_takes_an_abort_with_a_status_code_for_no_answer() -> None:
     busy = Ask(4, (), "abort", status_code=503)
     life = Life(mode=STREAM, budget=4).call(busy, after=view((), COMPLETED))

@@ -122,7 +122,7 @@ def test_it_ends_with_whoever_started_it(number: int, script: str, log: Path) ->
 
 def test_a_server_that_dies_is_noticed_and_its_last_words_shown(log: Path) -> None:
     begun = time.monotonic()
-    script = "import sys; print('x' * 9000, 'begin'); sys.exit('no such device')"
+    script = "import sys; print('x' * 9000, 'begin', flush=True); sys.exit('no such device')"
     with (
         pytest.raises(NotServing, match=r"^it has ended\n(?s:.*)no such device\n$") as error,
         running(command(script), log),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -390,6 +391,20 @@ class TestFile:
             record.write(file, replace(MADE, sglang="0.5.9"))
         assert record.read(file) == MADE
         assert [p.name for p in tmp_path.iterdir()] == ["x.jsonl"]
+
+    def test_what_is_no_file_is_written_to_and_not_replaced(self, tmp_path: Path) -> None:
+        pipe, got = tmp_path / "pipe", list[str]()
+        os.mkfifo(pipe)
+        reader = threading.Thread(target=lambda: got.append(pipe.read_text(encoding="utf-8")))
+        reader.start()
+        record.write(pipe, MADE)
+        reader.join(10)
+        assert got == [record.text(MADE)] and pipe.is_fifo()
+
+    def test_a_link_stays_one(self, tmp_path: Path) -> None:
+        (tmp_path / "link").symlink_to("x.jsonl")
+        record.write(tmp_path / "link", MADE)
+        assert (tmp_path / "link").is_symlink() and record.read(tmp_path / "x.jsonl") == MADE
 
     @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"server": {}}', "hm", '{"server": 3}\n{"a": 1}'])
     def test_a_file_that_is_none(self, tmp_path: Path, text: str) -> None:

@@ -399,6 +399,15 @@ class TestStream:
         with pytest.raises(client.MalformedReply, match=r"^2 tokens, then an event with 1 makes 4$"):
             stream.add(told("e", completion_tokens=4))
 
+    def test_an_abort_may_count_a_token_that_it_does_not_bring(self) -> None:
+        """What SGLang says when it is asked to abort what it was about to refuse."""
+        stream = Stream()
+        stream.add(told("cd", completion_tokens=2))
+        stream.add(told("", "abort", completion_tokens=1))
+        assert stream.tokens == [ord("c"), ord("d")] and stream.finish == {"type": "abort"}
+        with pytest.raises(client.MalformedReply, match=r"^2 tokens, then an event with 0 makes 3$"):
+            stream.add(told("", "stop", completion_tokens=3))
+
     def test_an_event_without_a_count_repeats_everything(self) -> None:
         stream = Stream()
         stream.add(told("c"))

@@ -115,6 +115,14 @@ async def test_a_body_that_is_no_request(body: bytes) -> None:
     assert status == 400 and reply["error"].endswith("expected struct GenerateRequest")
 
 
+@pytest.mark.parametrize("asked", [[], {}, {"prompt": 3}])
+@pytest.mark.asyncio
+async def test_text_to_tokenize_is_text(asked: Any) -> None:
+    async with connected() as client:
+        status, reply = await client.ask("POST", "/tokenize", asked)
+    assert status == 400 and "prompt: Field required" in str(reply)
+
+
 @pytest.mark.asyncio
 async def test_refusals_have_their_shapes() -> None:
     async with connected(replace(FAST, context=16)) as client:
