@@ -319,11 +319,11 @@ class _Check:
         They have many clauses, and a small crash is not what a late request should shrink to.
         """
         if key[0] not in LOOP_RULE_IDS:
-            return partial(self._is_broken, key)
+            return lambda simpler: self.search.breaks_steadily(key, simpler) is not None
         found = self.search.breaks(key, schedule)
 
         def same(simpler: Work) -> bool:
-            now = self.search.breaks(key, simpler)
+            now = self.search.breaks_steadily(key, simpler)
             return now is not None and found is not None and _kind(now) == _kind(found)
 
         return same

@@ -37,6 +37,10 @@ LOOKAHEAD = 4
 RETRIES = 3
 """Times that a server is asked again, when a schedule does not break a rule on it as it did before."""
 
+STEADY = 4
+"""Times in a row that a simpler schedule must break a rule on a server. Shrinking tries so many that it would
+otherwise end at one that breaks it by luck, which then cannot be confirmed."""
+
 MAX_HISTORIES = 20_000
 COMPARES_MODES = ("MODE-EQ", "RETRY")
 
@@ -279,6 +283,15 @@ class Search:
         found = self._breaks(key, schedule)
         for _ in range(RETRIES if self.greedy else 0):
             if found is None and not self._unfit(key, schedule):
+                self.forget(schedule)
+                found = self._breaks(key, schedule)
+        return found
+
+    def breaks_steadily(self, key: Key, schedule: Work) -> Finding | None:
+        """The finding of a rule on a schedule that breaks it every time, of which the mock needs to show one."""
+        found = self._breaks(key, schedule)
+        for _ in range(STEADY - 1 if self.greedy else 0):
+            if found is not None:
                 self.forget(schedule)
                 found = self._breaks(key, schedule)
         return found

@@ -111,7 +111,7 @@ def slime(revision: str, server: Server, level: str = "sample") -> Report:
 def test_the_revision_that_lost_the_subtraction(real: Server, level: str) -> None:
     """[BUDGET] THUDM/slime#2260 on a real server: a resumed answer asks for the whole budget again."""
     (result,) = slime(LOST, real, level).results
-    assert result.verdict == INVALID
+    assert result.verdict == INVALID, result.reason
     assert result.counterexample is not None
 
 

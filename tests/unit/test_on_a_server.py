@@ -24,7 +24,7 @@ from harness.options import Options
 from harness.replay import Failure
 from harness.runner import Runner
 from harness.schedule import Attempt, Schedule
-from harness.search import RETRIES, Search
+from harness.search import RETRIES, STEADY, Search
 from harness.targets import CannotJudge
 from harness.targets.spec import TargetSpec
 from harness.verdict import CANNOT, CONFORMS, INVALID, UNKNOWN, USAGE, VALID, VIOLATES
@@ -273,6 +273,8 @@ def test_a_stored_schedule_is_run_as_it_was_found(checked: Checked, one: Mock) -
 class Fake:
     """A worker whose run of a schedule breaks the rule every so many times."""
 
+    level = "sample"
+
     def __init__(self, *outcomes: bool) -> None:
         self.ready = Ready("fake", (PLAIN,), {}, ())
         self.outcomes, self.ran = deque(outcomes), 0
@@ -310,6 +312,33 @@ def test_a_rule_that_is_not_broken_in_some_runs_is_not() -> None:
     assert made.breaks(KEY, Schedule(prompt="p", budget=2)) is None and worker.ran == 1 + RETRIES
     mocked, worker = searching("inproc", False, True)
     assert mocked.breaks(KEY, Schedule(prompt="p", budget=2)) is None and worker.ran == 1
+
+
+def test_a_simpler_one_must_break_the_rule_every_time() -> None:
+    """What breaks it by luck cannot be confirmed afterwards: slime's loop at 1eed24931 became unknown that way."""
+    schedule = Schedule(prompt="p", budget=2)
+    made, worker = searching("http://h", *[True] * STEADY, False)
+    assert isinstance(made.breaks_steadily(KEY, schedule), Finding) and worker.ran == STEADY
+    for held in range(STEADY):
+        made, worker = searching("http://h", *[True] * held, False, True)
+        assert made.breaks_steadily(KEY, schedule) is None and worker.ran == held + 1
+    mocked, worker = searching("inproc", True, False)
+    assert isinstance(mocked.breaks_steadily(KEY, schedule), Finding) and worker.ran == 1
+
+
+@pytest.mark.parametrize("rule", ["BUDGET", "ABORT-LIVE"])
+def test_what_breaks_by_luck_is_not_shrunk_to(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a budget below 5 the odds are one in two."""
+    options = Options(TargetSpec("reference"), rules=(rule,))
+    job = check._Check(Fake(), (PLAIN,), options, "http://h", lambda said: None)
+    asked: list[int] = []
+
+    def breaks(key: Any, schedule: Any) -> Finding | None:
+        asked.append(schedule.budget)
+        return Finding(None, "asks too much") if schedule.budget >= 5 or asked.count(schedule.budget) % 2 else None
+
+    monkeypatch.setattr(job.search, "_breaks", breaks)
+    assert job._smallest((rule, PLAIN, False), Schedule(prompt="p", budget=20)).budget == 5
 
 
 def test_what_cannot_be_run_is_not_run_again() -> None:
