@@ -68,6 +68,8 @@ class Report:
     """Runs that do not apply to the target, by reason."""
     modules: tuple[str, ...] | None = None
     """The checkout's modules that the target asked for, there or not, where it could tell."""
+    servers: tuple[Server, ...] = ()
+    """The engines that ran already."""
 
 
 def check(options: Options, tell: Tell = ignore) -> Report:
@@ -77,10 +79,15 @@ def check(options: Options, tell: Tell = ignore) -> Report:
     covered: list[Covered] = []
     skipped: Counter[str] = Counter()
     modules: set[str] | None = set()
+    servers: dict[str, Server] = {}
     places = _places(options)
     for number, (on, engine) in enumerate(places):
+        if not complete:
+            results += _nothing(options, on, engine, INTERRUPTED)
+            continue
         try:
             server = _server(options, engine)
+            servers |= {engine: server} if server is not None else {}
             with closing(_worker(options, on, engine)) as worker:
                 worker.launch()
                 import_module("harness.strategies")  # Hypothesis takes as long to import as most targets
@@ -97,14 +104,14 @@ def check(options: Options, tell: Tell = ignore) -> Report:
         except CannotJudge as error:
             if number == len(places) - 1 and not results:
                 raise
-            results += _nothing(options, on, engine, str(error))
+            where = "whole rollouts" if on == ROLLOUT else f"engine {engine}"
+            results += _nothing(options, on, engine, f"{where}: {error}")
             modules = None
-        if not complete:
-            break
     whole = reduce(Covered.__add__, covered) if covered else None
     asked = None if modules is None else tuple(sorted(modules))
     duration_s = time.monotonic() - begin
-    return Report(ready, options, tuple(results), duration_s, complete, whole, tuple(skipped.items()), asked)
+    left_out, ran = tuple(skipped.items()), tuple(servers.values())
+    return Report(ready, options, tuple(results), duration_s, complete, whole, left_out, asked, ran)
 
 
 def _places(options: Options) -> list[tuple[str, str]]:
@@ -140,11 +147,10 @@ def _until(options: Options, begin: float, number: int, places: int) -> float | 
 
 
 def _nothing(options: Options, on: str, engine: str, reason: str) -> Iterator[Result]:
-    """A place where the target cannot be judged leaves every rule unknown there."""
-    where = "whole rollouts" if on == ROLLOUT else f"engine {engine}"
+    """A place where the target is not judged leaves every rule unknown there."""
     for rule in rules(options, on):
         mode = (options.modes or spec.RULES[rule].modes)[0]
-        yield Result(rule, spec.RULES[rule].level, mode, engine, UNKNOWN, 0, f"{where}: {reason}", on=on)
+        yield Result(rule, spec.RULES[rule].level, mode, engine, UNKNOWN, 0, reason, on=on)
 
 
 def _modes(ready: Ready, options: Options, on: str, server: Server | None = None) -> tuple[str, ...]:

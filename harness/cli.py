@@ -521,9 +521,14 @@ def serve(
             faults=faults,
             schedules=() if scenario is None else server.schedules_in(scenario),
         )
-        if not server.is_loopback(host):
-            say(f"{host} can be reached from other machines, and this server lets anyone in")
-        server.serve(options, host, port, tokenizer_of(tokenizer), typer.echo)
+        loopback = server.is_loopback(host)
+
+        def listens(where: str) -> None:
+            typer.echo(where)
+            if not loopback:
+                say(f"{host} can be reached from other machines, and this server lets anyone in")
+
+        server.serve(options, host, port, tokenizer_of(tokenizer), listens)
     except (BadFile, server.CannotListen) as error:
         raise Failed(USAGE, str(error)) from error
 

@@ -41,8 +41,8 @@ def _cell(cell: verdicts.Cell | None) -> Text:
 def show(console: Console, report: Report, violations: Violations, *, strict: bool = False) -> None:
     """Everything a person needs."""
     name, options = report.ready.name, report.options
-    engines = ", ".join(options.engines)
-    head = f"{name}   engine {engines}   profile {options.profile}   seed {options.seed}   {report.duration_s:.1f} s"
+    how = f"profile {options.profile}   seed {options.seed}   {report.duration_s:.1f} s"
+    head = f"{name}   engine {verdicts.engines(report)}   {how}"
     console.print(head, style="bold", markup=False, highlight=False, soft_wrap=True)
     if report.covered is not None:
         console.print(verdicts.covered(report), markup=False, highlight=False)

@@ -99,13 +99,19 @@ def closing(report: Report, *, strict: bool) -> str:
     return f"{said}: {', '.join(dict.fromkeys(names))}" if names else said
 
 
+def engines(report: Report) -> str:
+    """The engines; of a server that ran already also what it is, for what a client may have there depends on it."""
+    said = {server.url: f" (SGLang {server.version}, context {server.context})" for server in report.servers}
+    return ", ".join(engine + said.get(engine, "") for engine in report.options.engines)
+
+
 def facts(report: Report) -> dict[str, str]:
     """What was checked, and how; what there is nothing to say of is left out."""
     options = report.options
     said = {
         "target": report.ready.name.partition("@")[0],
         "revision": options.target.revision,
-        "engine": ", ".join(options.engines),
+        "engine": engines(report),
         "profile": options.profile,
         "seed": str(options.seed),
         "duration": f"{report.duration_s:.1f} s",

@@ -58,6 +58,7 @@ def test_the_reference_conforms(inside: Inside, one: Mock, tmp_path: Path) -> No
     done = inside("check", *arguments, *rules, "--json", "r.json", cwd=tmp_path)
     assert (done.status, done.left) == (CONFORMS, ())
     assert {line.split(": ")[0] for line in done.err.splitlines()} == {one.url}  # progress, and nothing else
+    assert f"engine {one.url} (SGLang 0.5.23, context 256)   profile quick" in done.out
     results = json.loads((tmp_path / "r.json").read_text())["results"]
     assert {(r["rule"], r["mode"], r["engine"], r["verdict"]) for r in results} == {
         (rule, mode, one.url, "valid") for rule in rules[1::2] for mode in (PLAIN, STREAM)

@@ -502,7 +502,7 @@ class TestCommand:
     def test_a_host_of_others_is_warned_of(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        monkeypatch.setattr(command, "serve", lambda *_: None)
+        monkeypatch.setattr(command, "serve", lambda *given: given[-1]("listens"))
         assert self.run("--host", "0.0.0.0") == 0
         assert capsys.readouterr().err.count("can be reached from other machines") == 1
         assert self.run("--host", "localhost") == 0 and capsys.readouterr().err == ""
