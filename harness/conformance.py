@@ -25,6 +25,8 @@ from harness.wire import Exchange
 AGREES, ON_PURPOSE, DIFFERS = "agrees", "on purpose", "differs"
 RATE = 100.0
 """Tokens a second of the mock, in virtual time: slow enough for what happens to a request to happen in its middle."""
+SHOWN = 60
+"""So many letters of a text in which the two differ."""
 LACKS = "nothing"
 """Stands for a field that one side does not have."""
 
@@ -79,7 +81,20 @@ class Difference:
 
     def __str__(self) -> str:
         where = f"{self.part}: " if self.part else ""
-        return f"{where}{self.field} is {self.mock!r}, and {self.real!r} on the server"
+        mock, real = _where_they_part(self.mock, self.real)
+        return f"{where}{self.field} is {mock}, and {real} on the server"
+
+
+def _where_they_part(mock: Any, real: Any) -> tuple[str, str]:
+    """Both in words; of long texts the place at which they become different."""
+    if not (isinstance(mock, str) and isinstance(real, str)) or max(len(mock), len(real)) <= SHOWN:
+        return repr(mock), repr(real)
+    unlike = (place for place, (one, other) in enumerate(zip(mock, real, strict=False)) if one != other)
+    start = max(next(unlike, min(len(mock), len(real))) - SHOWN // 2, 0)
+    one, other = (
+        "..." * (start > 0) + text[start : start + SHOWN] + "..." * (len(text) > start + SHOWN) for text in (mock, real)
+    )
+    return repr(one), repr(other)
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,16 +75,14 @@ async def probe(server: Server, *, disruptive: bool = False, only: Sequence[str]
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
         wire = Wire(session, server, f"rolloutcheck-{secrets.token_hex(8)}-")
         known = await learn(wire)
-        skipped = []
+        disturbs = "" if disruptive else "it would disturb others: --disruptive"
         wanted = [one for one in PROBES if not only or one.name in only]
-        for number, one in enumerate(wanted):
-            tell(Progress(server.url, "behaviours", number, len(wanted)))
-            reason = "it would disturb others: --disruptive" if one.disruptive and not disruptive else ""
-            reason = reason or one.needs(server, known)
-            reason = reason or await _tried(wire, one, known)
-            if reason:
-                skipped.append((one.name, reason))
-    return Probed(server, tuple(wire.exchanges), tuple(skipped))
+        reasons = {one.name: disturbs * one.disruptive or one.needs(server, known) for one in wanted}
+        asked = [one for one in wanted if not reasons[one.name]]
+        for number, one in enumerate(asked):
+            tell(Progress(server.url, "behaviours", number, len(asked)))
+            reasons[one.name] = await _tried(wire, one, known)
+    return Probed(server, tuple(wire.exchanges), tuple((name, why) for name, why in reasons.items() if why))
 
 
 async def _tried(wire: Wire, one: Probe, known: Known) -> str:

@@ -121,8 +121,14 @@ def _clean(value: Any, model: str, name: str = "") -> Any:
         return MODEL
     if name in ("weight_version", "version", "new_version") and not re.fullmatch(r"[\d.]+", value):
         return value if value in _VERSIONS else "other"
-    value = _OURS.sub("", value.replace(model, MODEL) if model else value)
-    return _ADDRESS.sub("HOST", _PATH.sub("PATH", value))
+    return _ADDRESS.sub("HOST", _PATH.sub("PATH", _OURS.sub("", _unnamed(value, model))))
+
+
+def _unnamed(text: str, model: str) -> str:
+    """Without the model's name. One that is a mere word ("model") tells nothing, and is part of many a sentence."""
+    if re.fullmatch("[a-z]*", model):
+        return text
+    return re.sub(rf"(?<!\w){re.escape(model)}(?!\w)", MODEL, text)
 
 
 # the file

@@ -297,6 +297,19 @@ class TestCompare:
         assert compare(mock, real)[0].verdict == DIFFERS
 
 
+@pytest.mark.parametrize(
+    ("mock", "real", "said"),
+    [
+        ("ab", "ac", "x is 'ab', and 'ac' on the server"),
+        ("a" * 61, 5, f"x is '{'a' * 61}', and 5 on the server"),
+        ("a" * 61, "b", f"x is '{'a' * 60}...', and 'b' on the server"),
+        ("a" * 99 + "b", "a" * 99 + "cd", f"x is '...{'a' * 30}b', and '...{'a' * 30}cd' on the server"),
+    ],
+)
+def test_of_long_texts_the_place_is_shown_where_they_part(mock: Any, real: Any, said: str) -> None:
+    assert str(Difference("", "x", mock, real)) == said
+
+
 class TestMarkdown:
     def test_a_row_for_each_pair_and_a_number_for_each_reason(self) -> None:
         odd = Row("max0", (Difference("", "status", 1, 2, "so it is"),))

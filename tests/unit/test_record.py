@@ -347,6 +347,20 @@ class TestKept:
             "message": "File PATH at HOST, MODEL, a/b",
         }
 
+    @pytest.mark.parametrize("model", ["mine-7B", "org/mine", "/models/mine"])
+    def test_a_model_is_hidden_by_its_whole_name(self, model: str) -> None:
+        one = Exchange("b", "", "POST", "/generate", {}, 400, None, {"message": f"{model}: no {model}2, '{model}'"})
+        assert kept(one, model).body["message"].count("MODEL") == 2
+        assert kept(replace(one, body={"of": model}), model).body == {"of": "MODEL"}
+
+    def test_a_model_that_has_a_mere_word_for_a_name(self) -> None:
+        """`--model-path model`: it would be a difference to the mock wherever a server speaks of the model."""
+        body = {"message": "the model's context", "model_path": "model"}
+        assert kept(Exchange("b", "", "POST", "/generate", {}, 400, None, body), "model").body == {
+            "message": "the model's context",
+            "model_path": "MODEL",
+        }
+
     def test_of_a_description_only_what_tells_of_behaviour(self) -> None:
         body = {"version": "0.5.23", "model_path": "/x", "launch_command": "secret", "context_length": None}
         one = Exchange("b", "", "GET", "/get_server_info", None, 200, "application/json", body)
