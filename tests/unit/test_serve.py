@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -25,6 +26,8 @@ from harness.replay import BadFile, Failure, write
 from harness.schedule import KINDS, VERSIONS, Attempt, Schedule, to_json
 from harness.serve import CannotListen, is_loopback, schedules_in
 from harness.verdict import USAGE
+
+README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
 
 FAST = Options(rate=5000.0)
 PROMPT = [97, 98]
@@ -96,6 +99,16 @@ async def test_a_plain_answer_and_both_kinds_of_stream() -> None:
         events = (await client.stream())[:-1]
         assert [token for event in events for token in event["output_ids"]] == reply["output_ids"]
         assert "".join(event["text"] for event in events) == reply["text"]
+
+
+@pytest.mark.asyncio
+async def test_the_readme_shows_its_answer() -> None:
+    """With the options that are the defaults."""
+    command, shown = README.partition("<!-- curl -->\n```console\n")[2].partition("\n```")[0].splitlines()
+    body = shlex.split(command)[-1].encode()
+    async with connected(Options()) as client, client.session.post(f"{client.url}/generate", data=body) as response:
+        assert (await response.text()).startswith(shown.removesuffix("..."))
+        assert command.startswith("$ curl -s http://127.0.0.1:30000/generate -d ") and shown.endswith("...")
 
 
 @pytest.mark.asyncio
