@@ -67,9 +67,9 @@ def _schedule(schedule: Schedule, server: Server, tokenizer: Any) -> Schedule | 
         budget=schedule.budget * SCALE,
         preload=schedule.preload * SCALE,
         min_new_tokens=schedule.min_new_tokens * SCALE,
-        attempts=tuple(_attempt(a) for a in schedule.attempts if a.kind not in FAULTY_ENGINE),
+        attempts=tuple(_attempt(a, schedule.budget) for a in schedule.attempts if a.kind not in FAULTY_ENGINE),
         script=tuple(t for t in schedule.script if t < 256) or (97,),
-        natural=None,
+        natural=None if schedule.natural is None else schedule.natural * SCALE,
         images=0,
         seed=None,
         context=None,
@@ -85,9 +85,11 @@ def _schedule(schedule: Schedule, server: Server, tokenizer: Any) -> Schedule | 
     return replace(made, prompt=text, context=server.limit) if text is not None else None
 
 
-def _attempt(attempt: Attempt) -> Attempt:
-    kind = BECOMES.get(attempt.kind, attempt.kind)
-    return replace(attempt, kind=kind, after=attempt.after * SCALE)
+def _attempt(attempt: Attempt, budget: int) -> Attempt:
+    kind, after = BECOMES.get(attempt.kind, attempt.kind), attempt.after * SCALE
+    if kind == "abort-request" and attempt.after >= budget:  # it would come when the answer is whole
+        after = budget * SCALE // 2
+    return replace(attempt, kind=kind, after=after)
 
 
 def _prompt(text: str, length: int, tokenizer: Any) -> str | None:

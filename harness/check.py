@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial, reduce
@@ -24,7 +24,7 @@ from harness import corpus
 from harness.checkers import LOOP_RULE_IDS, Finding
 from harness.engines import is_url
 from harness.events import Progress, Tell, ignore
-from harness.history import INCREMENTAL, PLAIN, STREAM, TERMINAL, Halted, Raised, Requested
+from harness.history import INCREMENTAL, PLAIN, STREAM, TERMINAL, Delivered, Faulted, Halted, Raised, Requested
 from harness.isolation import Ready, Worker
 from harness.options import PROFILES, QUICK_BUDGET, ROLLOUT_ENGINE, SCENARIOS, UNTIL_BROKEN, Options, faulty_count
 from harness.search import Key, Search, rules
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 CONFIRMATIONS = 2
 """Times a counterexample must fail again in a fresh process: a client may fail every other time."""
+
+SERVER_TRIES = 4
+"""Tries on a server, each of a few runs, of which one must fail again."""
 
 INTERRUPTED = "interrupted"
 FLAKY = "flaky"
@@ -204,7 +207,7 @@ class _Check:
                 break
         asked = self.worker.modules()
         self.modules = None if asked is None else set(asked)
-        if any(tally.broken is not None for tally in self.search.tallies.values()):
+        if self._any_broken():
             fresh = self.worker.twin()
             fresh.launch()  # loads while this one shrinks
             with closing(fresh):
@@ -226,6 +229,12 @@ class _Check:
         said = next(chain(raised, halted), "")
         return f"no request of {name} reached the engine {self.engine}{said}"
 
+    def _unanswered(self, runs: Sequence[Run]) -> str:
+        """That the engine gave no token, for one line: such a client keeps most rules, and is of no use."""
+        faults = Counter((e.code, e.message) for run in runs for e in run.events if isinstance(e, Faulted))
+        why = "".join(f": HTTP {code or 'none'}: {message}" for (code, message), _ in faults.most_common(1))
+        return f"no request of {self.worker.ready.name} got a token from the engine {self.engine}{why}"[:300]
+
     # searching
 
     def _stored(self) -> None:
@@ -237,9 +246,11 @@ class _Check:
         entries = (entry.work for entry in corpus.load() if level(entry.work) == self.worker.level)
         known = [w for w in entries if self.options.profile != "quick" or w.budget <= QUICK_BUDGET]
         self._observe("corpus", known, len(known))
-        runs = self.search.histories.values()
-        if not any(isinstance(e, Requested) for run in runs if not isinstance(run, CannotJudge) for e in run.events):
+        runs = [run for run in self.search.histories.values() if not isinstance(run, CannotJudge)]
+        if not any(isinstance(e, Requested) for run in runs for e in run.events):
             raise CannotJudge(self._silent())
+        if not self._any_broken() and not any(isinstance(e, Delivered) and e.ids for run in runs for e in run.events):
+            raise CannotJudge(self._unanswered(runs))
 
     def _random(self, until: float | None) -> None:
         if self.options.spread:
@@ -250,6 +261,9 @@ class _Check:
             self._draw("drawn", PROFILES[self.options.profile], faulty=False)
             if self.server is None:  # one that runs is not made to break its contract
                 self._draw("faulty engine", faulty_count(self.options.profile), faulty=True)
+
+    def _any_broken(self) -> bool:
+        return any(tally.broken is not None for tally in self.search.tallies.values())
 
     def _all_broken(self) -> bool:
         """Whether each rule is broken in each mode; an engine's own faults do not count."""
@@ -355,14 +369,21 @@ class _Check:
         self.worker.close()
         self.worker = self.search.worker = fresh
         for key, example in list(self.found.items()):
-            for _ in range(CONFIRMATIONS):
-                self.search.histories.clear()
-                if not self._is_broken(key, example.schedule):
-                    del self.found[key]
-                    self.flaky[key] = f"{FLAKY}: [{example.schedule}] fails, and in a fresh process it does not"
-                    break
-            else:
+            if self._fails_again(key, example.schedule):
                 self.found[key] = replace(example, others=tuple(self._in_other_modes(key[1], example.schedule)))
+            else:
+                del self.found[key]
+                self.flaky[key] = f"{FLAKY}: [{example.schedule}] fails, and in a fresh process it does not"
+
+    def _fails_again(self, key: Key, schedule: Work) -> bool:
+        """In a fresh process, every time; on a server in one of so many tries, for when it aborts is its own affair."""
+        tries = []
+        for _ in range(CONFIRMATIONS if self.server is None else SERVER_TRIES):
+            self.search.histories.clear()
+            tries.append(self._is_broken(key, schedule))
+            if tries[-1] == (self.server is not None):
+                break
+        return tries[-1]
 
     def _in_other_modes(self, mode: str, schedule: Work) -> Iterator[Run]:
         for other in self.search.modes:

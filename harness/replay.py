@@ -40,16 +40,17 @@ class Failure:
     summary: str = ""
 
 
-def name(rule: str, mode: str, schedule: Work) -> str:
-    """``BUDGET-3f9a2c.json``: the same violation has the same name."""
-    (data,) = to_json(schedule).values()
-    text = json.dumps([rule, mode, data], sort_keys=True)
-    return f"{rule}-{hashlib.sha256(text.encode()).hexdigest()[:6]}.json"
+def name(failure: Failure) -> str:
+    """``BUDGET-3f9a2c.json``: the same violation has the same name, on the mock and on a server one each."""
+    (data,) = to_json(failure.schedule).values()
+    server = [failure.engine] if is_url(failure.engine) else []  # whose address its replay is not given by the file
+    text = json.dumps([failure.rule, failure.mode, data, *server], sort_keys=True)
+    return f"{failure.rule}-{hashlib.sha256(text.encode()).hexdigest()[:6]}.json"
 
 
 def write(directory: Path, failure: Failure, seed: int) -> Path:
     """Stores a violation. Raises OSError."""
-    path = directory / name(failure.rule, failure.mode, failure.schedule)
+    path = directory / name(failure)
     data = {
         "format": FORMAT,
         "rule": failure.rule,

@@ -51,9 +51,11 @@ class Runner:
         self.target, self.tokenizer = target, tokenizer
         self.front = engines.front(front)
         self.loop = VirtualLoop(sockets=self.front.sockets)
+        self.lacks = ""
+        """The kind of stream that the server does not have."""
         try:
             if engines.is_url(front):
-                fitting(front, tokenizer)
+                self.lacks = fitting(front, tokenizer).lacks
             self.loop.run(self.front.start())
         except NoServer as error:
             self.loop.close()
@@ -65,6 +67,8 @@ class Runner:
 
     def run(self, schedule: Schedule, mode: str) -> History:
         """The history of ``schedule`` in ``mode``. Raises CannotJudge when the target cannot take part."""
+        if mode == self.lacks:
+            raise CannotJudge(f"the server at {self.front.name} has no {mode} mode")
         engine = Engine(schedule, self.tokenizer, incremental=mode == INCREMENTAL)
         life = _Life(self, engine, schedule, mode)
         try:
@@ -172,6 +176,8 @@ class _Life:
             "no_stop_trim": True,
             "spaces_between_special_tokens": False,
         }
+        if self.runner.front.greedy and schedule.natural is None:
+            params["ignore_eos"] = True  # else most answers would be over before they are interrupted
         if schedule.min_new_tokens:
             params["min_new_tokens"] = schedule.min_new_tokens
         if schedule.seed is not None:

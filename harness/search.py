@@ -21,8 +21,9 @@ from harness.checkers import (
     halt,
     rollout_checker,
 )
-from harness.checkers.determinism import COMPARING, differs
+from harness.checkers.determinism import COMPARING, disturbed, incomparable
 from harness.checkers.resume_eq import comparable
+from harness.checkers.trace import Trace
 from harness.history import PLAIN, History
 from harness.isolation import Ready
 from harness.options import Options
@@ -36,6 +37,9 @@ from harness.work import ROLLOUT, SAMPLE, Run, Work
 LOOKAHEAD = 4
 RETRIES = 3
 """Times that a server is asked again, when a schedule does not break a rule on it as it did before."""
+
+MAX_FAILED = 3
+"""Runs in a row that a server may fail, each of them twice."""
 
 STEADY = 4
 """Times in a row that a simpler schedule must break a rule on a server. Shrinking tries so many that it would
@@ -123,6 +127,8 @@ class Search:
         self.tallies: dict[Key, Tally] = {}
         self.clear()
         self.histories: dict[tuple[Work, str], Run | CannotJudge] = {}
+        self.failed = 0
+        """Runs in a row that the server has failed."""
         self.skipped: Counter[str] = Counter()
         """Runs that do not apply to the target, by reason."""
 
@@ -188,14 +194,25 @@ class Search:
         if key not in self.histories:
             if len(self.histories) > MAX_HISTORIES:
                 self.histories.clear()
-            run = self._run(wanted, mode)
-            if self.greedy and isinstance(run, CannotJudge) and not run.not_applicable:
-                self._see_that_it_is_there()
-                run = self._run(wanted, mode)  # it was a hiccup
-            elif self.greedy and not isinstance(run, CannotJudge) and halt(run):
-                self._see_that_it_is_there()
-            self.histories[key] = run
+            self.histories[key] = self._on_the_server(wanted, mode) if self.greedy else self._run(wanted, mode)
         return self.histories[key]
+
+    def _on_the_server(self, wanted: Work, mode: str) -> Run | CannotJudge:
+        """A run that the server neither failed nor others disturbed, if there is one in a few tries."""
+        run = self._run(wanted, mode)
+        if isinstance(run, CannotJudge) and not run.not_applicable:
+            self._see_that_it_is_there()
+            run = self._run(wanted, mode)  # it was a hiccup
+            self.failed = self.failed + 1 if isinstance(run, CannotJudge) else 0
+            if isinstance(run, CannotJudge) and self.failed >= MAX_FAILED:
+                raise run
+        elif not isinstance(run, CannotJudge) and halt(run):
+            self._see_that_it_is_there()
+        for _ in range(RETRIES):
+            if not isinstance(run, History) or not disturbed(Trace(run)):
+                break
+            run = self._run(wanted, mode)
+        return run
 
     def _run(self, wanted: Work, mode: str) -> Run | CannotJudge:
         try:
@@ -267,7 +284,7 @@ class Search:
         except Exception as crash:
             return f"the checker of {rule} crashed: {type(crash).__name__}: {crash}"[:300]
         if self.greedy and isinstance(judgement, Finding) and rule in COMPARING and isinstance(case, Case):
-            unlike = differs(case.trace, case.baseline, case.compared)
+            unlike = incomparable(case.trace, case.baseline, case.compared)
             if unlike is not None:
                 return unlike
         stopped = halt(case.history)

@@ -24,6 +24,9 @@ ANSWER_S = 10.0
 LONGEST_ANSWER = 1 << 24
 """Bytes; what answers more was not asked for it."""
 
+WAITS_S = (0.5, 1.0, 2.0)
+"""Seconds before a server that is too busy is asked again."""
+
 RESERVE = 6  # both versions say of C = 256 that an input may have 250 tokens (`GET_get_server_info`)
 SAID = " the ab é 12"
 TRIED = 8
@@ -36,6 +39,10 @@ Ask = Callable[..., dict[str, Any]]
 
 class NoServer(Exception):
     """There is none that can be judged on. The message is one line."""
+
+
+class Busy(NoServer):
+    """It is there, and takes no request now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +153,22 @@ def timed(server: Server) -> Server:
         ids = _ids(ask)
         for count in (1, 1, TRIED):  # the first answer is not like the others
             params = {"max_new_tokens": count, "temperature": 0.0, "ignore_eos": True}
-            begin = time.monotonic()
-            ask("POST", "/generate", {"input_ids": ids, "sampling_params": params})
-            took.append(time.monotonic() - begin)
+            took.append(_took(ask, {"input_ids": ids, "sampling_params": params}))
     return replace(server, first_s=took[1], token_s=max(took[2] - took[1], 0.0) / (TRIED - 1))
+
+
+def _took(ask: Ask, body: Any) -> float:
+    """The seconds that a request takes, on a server that may be too busy for it at first."""
+    for wait in (*WAITS_S, None):
+        begin = time.monotonic()
+        try:
+            ask("POST", "/generate", body)
+            break
+        except Busy:
+            if wait is None:
+                raise
+            time.sleep(wait)
+    return time.monotonic() - begin
 
 
 def _ids(ask: Ask) -> Any:
@@ -192,6 +211,8 @@ def _asking(url: str) -> Iterator[Ask]:
 def _read(url: str, path: str, status: int, data: bytes) -> dict[str, Any]:
     if status in (401, 403):
         raise NoServer(f"the server at {url} wants an API key, which no client under test would send")
+    if status in (429, 503):
+        raise Busy(f"the server at {url} is too busy: {path} answers HTTP {status}")
     if status != 200:
         raise NoServer(f"no SGLang at {url}: {path} answers HTTP {status}")
     try:

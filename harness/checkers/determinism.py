@@ -1,4 +1,4 @@
-"""Whether the engine says the same after the same tokens: where it does not, no two runs can be compared.
+"""Whether two runs on a server can be compared: nobody else interrupted them, and the engine said the same.
 
 What a client is to blame for never shows here: only what it sent, word for word, and what came back are looked at.
 """
@@ -12,8 +12,36 @@ from typing import Any
 from harness.checkers.resume_eq import close
 from harness.checkers.trace import Exchange, Trace
 
-COMPARING = ("RESUME-EQ", "MODE-EQ")
-"""The rules that compare runs."""
+COMPARING = ("RESUME-EQ", "MODE-EQ", "RETRY")
+"""The rules that compare runs. RETRY compares how often a client asks."""
+
+UNINTERRUPTED = ("run", "delay")
+"""Kinds of attempt that are to come to their end."""
+
+
+def incomparable(*traces: Trace | None) -> str | None:
+    """Why the runs cannot be compared; None if they can."""
+    for trace in traces:
+        said = None if trace is None else disturbed(trace)
+        if said is not None:
+            return said
+    return differs(*traces)
+
+
+def disturbed(trace: Trace) -> str | None:
+    """Where an answer was cut short, though nothing was to interrupt it: by somebody else, or by the server itself.
+
+    A refusal is none of these: the same request is refused again.
+    """
+    for _, turn in trace.all_turns:
+        for exchange in turn.exchanges:
+            if turn.plan.kind not in UNINTERRUPTED and exchange.request.number < turn.plan.times:
+                continue
+            cut = exchange.finish == "abort" or exchange.fault is not None
+            if cut and not exchange.refused:
+                what = "abort" if exchange.fault is None else exchange.fault.kind
+                return f"call {turn.index + 1}: {what} by somebody else, or by the server itself"
+    return None
 
 
 def differs(*traces: Trace | None) -> str | None:

@@ -185,6 +185,15 @@ def is_url(name: str) -> bool:
     return name.startswith(("http://", "https://"))
 
 
+def as_sent(kind: str | None, body: bytes) -> bytes:
+    """The body, or none where its Content-Type says that it is not JSON: SGLang 0.5.23 refuses it unread.
+
+    Whether one without a Content-Type is read depends on the version of FastAPI beside it, so it is taken.
+    """
+    named = (kind or "application/json").partition(";")[0].strip().lower()
+    return body if named.startswith("application/") and named.endswith(("/json", "+json")) else b""
+
+
 def content_type(reply: Reply) -> str:
     return "text/event-stream; charset=utf-8" if reply.stream else "application/json"
 

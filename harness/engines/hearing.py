@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from json import loads
+from math import isnan
 from typing import Any
 
 from harness.engines.sglang import Place
@@ -12,6 +13,9 @@ from harness.history import Delivered, Faulted
 
 _COUNT, _ENTRIES, _GOES_ON = b'"completion_tokens":', b'"output_token_logprobs":[[', b'"finish_reason":null'
 """As the server writes them; in a text they would have a backslash before each quotation mark."""
+
+MOST_IDS = 1 << 31
+"""More than any vocabulary has."""
 
 Told = tuple[Delivered | Faulted, ...]
 
@@ -23,9 +27,9 @@ class Unheard(Exception):
 class Hearing:
     """One request's answer while it comes. ``count``: tokens so far; ``finished``: its terminal event has come."""
 
-    def __init__(self, place: Place, *, weights: bool = False) -> None:
-        """``weights``: the history tells which weights chose each token."""
-        self.place, self.weights = place, weights
+    def __init__(self, place: Place, *, stream: bool = False, weights: bool = False) -> None:
+        """``stream``: one was asked for. ``weights``: the history tells which weights chose each token."""
+        self.place, self.stream, self.weights = place, stream, weights
         self.count = 0
         self.finished = False
 
@@ -59,11 +63,16 @@ class Hearing:
         """A whole plain answer. Raises Unheard."""
         body = _object(data)
         self.finished = True
+        if status < 400 and status != 200:
+            raise Unheard(f"HTTP {status}")
         if status != 200:
             return (self.place.fault("http", status, _message(body, data)),)
         if body is None:
             raise Unheard(f"an answer begins with {data[:40]!r}")
-        return (self._tokens(body),)
+        told = self._tokens(body)
+        if self.stream or told.finish is None:
+            raise Unheard("a whole answer where a stream was asked for" if self.stream else "an answer without an end")
+        return (told,)
 
     def _tokens(self, body: Mapping[str, Any]) -> Delivered:
         try:
@@ -83,6 +92,8 @@ class Hearing:
         total = int(meta.get("completion_tokens", len(ids)))
         if entries == [] and _finish(meta).get("type") == "abort":
             ids, total = [], self.count  # of a refusal that came too late: a token that answers nothing
+        if total < 0 or not _sound(ids, probs):
+            raise ValueError
         known = self.count if len(ids) == total else 0
         return self._delivered(ids[known:], probs[known:], total, meta)
 
@@ -102,7 +113,8 @@ class Hearing:
             for _ in range(total - self.count):
                 first = data.rindex(b"[", start + len(_ENTRIES) - 1, first)
             entries = loads(b"[" + data[first : end + 1] + b"]") if first < end else []
-            return [e[1] for e in entries], [e[0] for e in entries], total
+            ids, probs = [e[1] for e in entries], [e[0] for e in entries]
+            return (ids, probs, total) if total >= 0 and _sound(ids, probs) else None
         return None
 
     def _delivered(self, ids: list[int], probs: list[float], total: int, meta: Mapping[str, Any]) -> Delivered:
@@ -121,6 +133,12 @@ class Hearing:
             False,
             _versions(meta, before, len(ids)) if self.weights else (),
         )
+
+
+def _sound(ids: Sequence[Any], probs: Sequence[Any]) -> bool:
+    return all(type(i) is int and 0 <= i < MOST_IDS for i in ids) and all(
+        isinstance(p, float | int) and not isnan(p) for p in probs
+    )
 
 
 def _finish(meta: Any) -> Mapping[str, Any]:

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from harness.engines import HOST, NOBODY, Served, content_type
+from harness.engines import HOST, NOBODY, Served, as_sent, content_type
 
 
 class InprocFront:
@@ -77,7 +77,8 @@ class InprocFront:
             session = front._session
             if session is None:
                 raise httpx.ConnectError("no run is in progress", request=request)
-            reply = await session.answer(request.url.raw_path.decode(), await request.aread())
+            body = as_sent(request.headers.get("content-type"), await request.aread())
+            reply = await session.answer(request.url.raw_path.decode(), body)
             await asyncio.sleep(0)
             if reply.status is None:
                 session.ended(reply)
@@ -161,6 +162,7 @@ class Connection(asyncio.Protocol):
 
 _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 429: "Too Many Requests", 503: "Service Unavailable"}
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+_KIND = re.compile(rb"\r\ncontent-type: *([^\r]*)", re.IGNORECASE)
 _CHUNKED = re.compile(rb"\r\ntransfer-encoding: *chunked", re.IGNORECASE)
 
 
@@ -181,7 +183,8 @@ def _take(buffer: bytearray) -> tuple[str, bytes] | None:
             return None
         body, start = bytes(buffer[start : start + length]), start + length
     del buffer[:start]
-    return head.split(b" ", 2)[1].decode(), body
+    kind = _KIND.search(head)
+    return head.split(b" ", 2)[1].decode(), as_sent(None if kind is None else kind[1].decode("latin-1"), body)
 
 
 def _dechunk(buffer: bytearray, start: int) -> tuple[bytes, int]:

@@ -27,7 +27,7 @@ from aiohttp import web
 from harness.engines import HOST, MAX_REQUESTS, Session
 from harness.engines.hearing import Hearing, Unheard, events
 from harness.engines.sglang import DONE, Part, Place, Reply
-from harness.engines.upstream import Upstream, kept, named, outside
+from harness.engines.upstream import Upstream, kept, named, outside, streams
 from harness.engines.web import Handler, cut, deliver, left
 from harness.schedule import KINDS, Attempt
 from harness.server import describe, timed
@@ -102,14 +102,14 @@ class Relay(Handler):
         if place.number >= MAX_REQUESTS:
             return await deliver(session, request, session.overran(place))
         plan = session.met(place)
-        if _instead(plan, stream=_streams(payload)):
+        if _instead(plan, stream=streams(payload)):
             return await deliver(session, request, session.engine.answer(payload, plan, place))
         rid, named_body = named(payload, body)
-        hearing = Hearing(place)
+        hearing = Hearing(place, stream=streams(payload))
         self.upstream.begins(rid)
         try:
             with outside():
-                if plan.kind == "abort-request" and (plan.after == 0 or not _streams(payload)):
+                if plan.kind == "abort-request" and (plan.after == 0 or not streams(payload)):
                     # How far a plain request has come cannot be seen; how fast the server is, is known.
                     self.upstream.abort_in(rid, self.upstream.server.until(plan.after) if plan.after else 0.0)
                 coming = self.upstream.generate(payload, named_body, request.headers)
@@ -196,10 +196,6 @@ class Relay(Handler):
                 except (aiohttp.ClientError, TimeoutError) as error:
                     return await self._fail(session, request, session.here, error)
         return web.Response(status=404)
-
-
-def _streams(payload: Any) -> bool:
-    return isinstance(payload, dict) and payload.get("stream") is True
 
 
 def _instead(plan: Attempt, *, stream: bool) -> bool:

@@ -22,7 +22,7 @@ from harness.engines import requested
 from harness.engines.hearing import Hearing, Unheard, events
 from harness.engines.serving import MAX_REQUESTS
 from harness.engines.sglang import UNLIMITED, Part, Place, Reply
-from harness.engines.upstream import Upstream, named, outside
+from harness.engines.upstream import Upstream, named, outside, streams
 from harness.history import Faulted
 from harness.rollouts import Aborting, Event
 
@@ -36,9 +36,9 @@ class Passing:
     parts: tuple[Part, ...] = ()
     left = UNLIMITED
 
-    def __init__(self, place: Place, rid: str, patience_s: float) -> None:
+    def __init__(self, place: Place, rid: str, patience_s: float, *, stream: bool) -> None:
         self.place, self.rid, self.patience_s = place, rid, patience_s
-        self.hearing = Hearing(place, weights=True)
+        self.hearing = Hearing(place, stream=stream, weights=True)
         self.status: int | None = 200
         self.stream = True
         self.ending = "end"
@@ -125,7 +125,7 @@ class Relayed:
         if self.broken or self.requests > MAX_REQUESTS or self._breaks(place.sample):
             return Reply(None, False, ending="drop", lost=place.fault("drop-before"))
         rid, body = named(payload, body)
-        passing = Passing(place, rid, self.upstream.patience(payload))
+        passing = Passing(place, rid, self.upstream.patience(payload), stream=streams(payload))
         self.running.append(passing)
         self.upstream.begins(rid)
         passing.task = self._start(self._pump(passing, payload, body))

@@ -71,7 +71,7 @@ class Upstream:
     def generate(self, payload: Any, body: bytes, headers: Mapping[str, str]) -> Any:
         """The context of a /generate request; entering it raises aiohttp.ClientError or TimeoutError."""
         url, limits = f"{self.server.url}/generate", self._limits(self.patience(payload))
-        return self._client.post(url, data=body, headers=kept(headers), timeout=limits)
+        return self._client.post(url, data=body, headers=kept(headers), timeout=limits, allow_redirects=False)
 
     def begins(self, rid: str) -> None:
         """Without an id it cannot be aborted: an empty one would name everything on the server (0.5.9)."""
@@ -96,14 +96,14 @@ class Upstream:
     def patience(self, payload: Any) -> float:
         """The most seconds without a word: a plain answer comes only once it is whole."""
         asked = payload.get("sampling_params") if isinstance(payload, dict) else None
-        if asked is None or payload.get("stream") is True:
+        if asked is None or streams(payload):
             return SILENCE_S
         most = asked.get("max_new_tokens") if isinstance(asked, dict) else None
         count = min(most, self.server.context) if type(most) is int and most > 0 else self.server.context
         return SILENCE_S + SLOWER * self.server.until(count)
 
     def get(self, path: str) -> Any:
-        return self._client.get(self.server.url + path)
+        return self._client.get(self.server.url + path, allow_redirects=False)
 
     def gone(self, error: Exception) -> str:
         """What a failure of the server's is called."""
@@ -146,6 +146,11 @@ class Upstream:
         with suppress(aiohttp.ClientError, TimeoutError):  # a server that is gone is told by its reply
             async with self._client.post(f"{self.server.url}/abort_request", json={"rid": rid}):
                 pass
+
+
+def streams(payload: Any) -> bool:
+    """Whether a request asks for a stream."""
+    return isinstance(payload, dict) and payload.get("stream") is True
 
 
 def kept(headers: Mapping[str, str]) -> dict[str, str]:

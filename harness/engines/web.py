@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 
 from aiohttp import web
 
-from harness.engines import Session, content_type
+from harness.engines import Session, as_sent, content_type
 from harness.engines.sglang import Reply
 
 QUIET = logging.Logger("rolloutcheck.engine", logging.CRITICAL)  # a broken connection is often the point
@@ -37,7 +37,8 @@ class Handler:
         return await self.answer(session, request)
 
     async def answer(self, session: Session, request: web.BaseRequest) -> web.StreamResponse:
-        return await deliver(session, request, session.open(request.path_qs, await request.read()))
+        body = as_sent(request.headers.get("Content-Type"), await request.read())
+        return await deliver(session, request, session.open(request.path_qs, body))
 
 
 async def deliver(

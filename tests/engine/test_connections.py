@@ -66,12 +66,15 @@ def test_a_request_without_a_length_has_no_body() -> None:
     assert _take(bytearray(b"GET /health?a=b HTTP/1.1\r\nHost: h\r\n\r\n")) == ("/health?a=b", b"")
 
 
+JSON = {"Content-Type": "application/json"}
+
+
 @pytest.mark.parametrize("name", FRONTS)
 def test_a_body_that_is_no_JSON_is_refused_and_recorded(name: str) -> None:
     seen: list[int] = []
 
     async def sends(args: Any, sample: Any, params: dict[str, Any]) -> Any:
-        async with aiohttp.ClientSession() as session, session.post(url(args), data=b"not JSON") as reply:
+        async with aiohttp.ClientSession() as session, session.post(url(args), data=b"not JSON", headers=JSON) as reply:
             seen.append(reply.status)
         return sample
 
@@ -87,7 +90,7 @@ def test_a_body_that_is_sent_in_chunks_is_read(name: str) -> None:
         yield b'"sampling_params": {"max_new_tokens": 7}}'
 
     async def sends(args: Any, sample: Any, params: dict[str, Any]) -> Any:
-        async with aiohttp.ClientSession() as session, session.post(url(args), data=pieces()) as reply:
+        async with aiohttp.ClientSession() as session, session.post(url(args), data=pieces(), headers=JSON) as reply:
             assert reply.status == 200
         return sample
 

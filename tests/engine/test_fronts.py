@@ -218,6 +218,44 @@ def test_clients_of_both_libraries_reach_the_engine(library: str, name: str) -> 
             assert asked == [(4, mode == STREAM), (3, mode == STREAM)]
 
 
+@pytest.mark.parametrize(
+    ("kind", "read"),
+    [
+        ("application/json", True),
+        ("Application/JSON; charset=utf-8", True),
+        ("application/x+json", True),
+        (None, True),
+        ("application/octet-stream", False),
+        ("application/x-www-form-urlencoded", False),
+        ("text/json", False),
+    ],
+)
+@pytest.mark.parametrize("library", ["httpx", "aiohttp"])
+@pytest.mark.parametrize("name", ["inproc", "loopback"])
+def test_a_body_that_does_not_say_it_is_json_is_not_read(name: str, library: str, kind: str | None, read: bool) -> None:
+    """As SGLang 0.5.23 refuses it, by FastAPI."""
+
+    async def sends(args: Any, sample: Any, params: dict[str, Any]) -> Any:
+        body = json.dumps(_payload(sample, params, stream=False, tokens=_prompted(args, sample))).encode()
+        headers = {} if kind is None else {"Content-Type": kind}
+        if library == "httpx":
+            async with httpx.AsyncClient() as client:
+                assert ((await client.post(_url(args), content=body, headers=headers)).status_code == 200) == read
+        else:
+            skip = {"skip_auto_headers": ["Content-Type"]}
+            async with (
+                aiohttp.ClientSession() as session,
+                session.post(_url(args), data=body, headers=headers, **skip) as reply,
+            ):
+                assert (reply.status == 200) == read
+        return sample
+
+    with running(FunctionTarget(library, sends, None), name) as runner:
+        history = runner.run(Schedule(), PLAIN)
+    assert not [e for e in history.events if isinstance(e, Raised)]
+    assert [e.code for e in history.events if isinstance(e, Faulted)][:1] == ([] if read else [400])
+
+
 @pytest.mark.parametrize("name", FRONTS)
 @pytest.mark.parametrize("mode", MODES)
 def test_what_a_server_is_asked_to_do_the_mock_does_on_every_front(name: str, mode: str) -> None:

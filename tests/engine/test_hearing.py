@@ -150,6 +150,18 @@ def test_an_event_that_counts_more_than_it_brings_is_read_in_full() -> None:
     assert told(compact(body)) == [delivered((5, 6))]
 
 
+@pytest.mark.parametrize(
+    ("ids", "total", "probs"),
+    [([5], -5, [-1.0]), ([-1], 1, [-1.0]), ([1 << 31], 1, [-1.0]), ([5], 1, [float("nan")])],
+)
+def test_numbers_that_no_engine_gives(ids: list[int], total: int, probs: list[float]) -> None:
+    entries = [[p, token, None] for p, token in zip(probs, ids, strict=True)]
+    data = event([5], total, output_token_logprobs=entries)
+    for written in (data, compact(json.loads(data[len("data: ") :]))):
+        with pytest.raises(Unheard):
+            told(written)
+
+
 def test_what_the_weights_were() -> None:
     spans = [{"version": "a", "start": 0, "end": 2}, {"version": 7, "start": 2, "end": 3}]
     assert told(event([5], 1, weight_version="a"), event([5, 6, 7], 3, weight_versions=spans), weights=True) == [

@@ -107,12 +107,15 @@ def body(most: int = 8, *, stream: bool = False, **more: Any) -> dict[str, Any]:
     return {"input_ids": [97, 98], "sampling_params": params, "return_logprob": True, "stream": stream} | more
 
 
+JSON = {"Content-Type": "application/json"}
+
+
 class Raw:
     """A client that sends what it is told to, and keeps what it gets, byte for byte."""
 
     def __init__(self, *sends: Any, path: str = "/generate", method: str = "POST", **headers: str) -> None:
         self.sends, self.path, self.method = sends, path, method
-        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        self.headers = JSON | {name.replace("_", "-"): value for name, value in headers.items()}
         self.got: list[tuple[int, dict[str, str], bytes]] = []
         self.chunks: list[bytes] = []
         self.failed: list[BaseException] = []
@@ -362,7 +365,7 @@ def test_only_the_id_is_added() -> None:
         b'\n { "input_ids" :[97], "text":"\\u00e9"}', b"{ }", b"\xef\xbb\xbf{}", '{"text": "é"}'.encode("utf-16")
     )
 
-    with stub({"rid": http(answer([97]))}) as two:
+    with stub({"rid": http(answer([97], finish="length"))}) as two:
         run(two.url, raw(client))
         first, second, third, fourth = two.bodies[3:]  # by the others it was timed
     start = b'{"rid": "rolloutcheck-'
@@ -384,7 +387,7 @@ def test_what_is_no_request_passes_as_it_is(sent: bytes, one: Mock) -> None:
     with behind(one.url, raw(client)) as runner:
         history = runner.run(Schedule(attempts=(Attempt("abort-request"),)), PLAIN)
         assert not runner.front._relay.upstream.live  # type: ignore[attr-defined]
-    direct = httpx.post(f"{one.url}/generate", content=sent)
+    direct = httpx.post(f"{one.url}/generate", content=sent, headers=JSON)
     assert {(status, data) for status, _, data in client.got} == {(direct.status_code, direct.content)}
     assert [e.input_ids for e in of(Requested, history)] == [None, None]
     assert {e.code for e in of(Faulted, history)} == {direct.status_code}
@@ -614,6 +617,7 @@ HALF = HEAD + chunk(event([97], 1))
         (http(b"<html>"), "answers as no SGLang does: an answer begins with b'<html>'"),
         (http([answer([97])]), "answers as no SGLang does: an answer begins with b'[{"),
         (http({"text": "a"}), "answers as no SGLang does: an answer has text"),
+        (http(b"", 302), "answers as no SGLang does: HTTP 302"),
     ],
 )
 def test_a_server_that_fails_in_an_answer(reply: bytes, said: str) -> None:
@@ -621,6 +625,25 @@ def test_a_server_that_fails_in_an_answer(reply: bytes, said: str) -> None:
         for client in (None, raw(Raw(body()))):
             for mode in (PLAIN, STREAM):
                 assert cannot(two.url, client, mode).startswith(f"the server at {two.url} {said}")
+
+
+@pytest.mark.parametrize(
+    ("reply", "mode", "said"),
+    [
+        (http(answer([97])), PLAIN, "an answer without an end"),
+        (http(answer([97], finish="length")), STREAM, "a whole answer where a stream was asked for"),
+    ],
+)
+def test_an_answer_of_the_wrong_kind(reply: bytes, mode: str, said: str) -> None:
+    with stub({"rid": reply}) as two:
+        assert cannot(two.url, None, mode) == f"the server at {two.url} answers as no SGLang does: {said}"
+
+
+def test_a_server_is_not_followed_elsewhere() -> None:
+    """What a client says is for the server that was named."""
+    moved = b"HTTP/1.1 307 X\r\nLocation: %b/generate\r\nContent-Length: 0\r\n\r\n"
+    with stub({}) as other, stub({"rid": moved % other.url.encode()}) as two:
+        assert cannot(two.url).endswith("answers as no SGLang does: HTTP 307") and not other.asked
 
 
 @pytest.mark.parametrize("begins", [b"", HALF])
@@ -777,7 +800,7 @@ def test_a_client_that_leaves_takes_its_request_along() -> None:
         assert of(Returned, history)[0].view.response == "1 gone"
 
 
-@pytest.mark.parametrize("reply", [HEAD + chunk(event([97], 1, "length")) + END, http(answer([97]))])
+@pytest.mark.parametrize("reply", [HEAD + chunk(event([97], 1, "length")) + END, http(answer([97], finish="length"))])
 @pytest.mark.parametrize("cancels", [False, True])
 def test_a_client_that_leaves_before_the_answer_begins(
     reply: bytes, cancels: bool, monkeypatch: pytest.MonkeyPatch

@@ -16,7 +16,7 @@ from harness.engines.live import Options
 from harness.engines.standalone import POOL
 from harness.history import INCREMENTAL, STREAM
 from harness.server import NoServer, Server, describe, end, fitting, judged_as, same_tokens, timed
-from tests.engine.upstreams import FAST, INFO, VOCABULARY, Mock, Say, answer, http, mock, nobody, silence, stub
+from tests.engine.upstreams import FAST, INFO, VOCABULARY, Mock, Say, answer, http, mock, nobody, silence, spoken, stub
 
 
 @pytest.fixture(scope="module", name="one")
@@ -233,9 +233,30 @@ def test_another_tokenizer(one: Mock) -> None:
 
 
 def test_a_server_that_does_not_generate() -> None:
-    with stub({"/generate": http({"error": "x"}, 503)}) as one, pytest.raises(NoServer) as error:
+    with stub({"/generate": http({"error": "x"}, 500)}) as one, pytest.raises(NoServer) as error:
         timed(describe(one.url))
-    assert str(error.value) == f"no SGLang at {one.url}: /generate answers HTTP 503"
+    assert str(error.value) == f"no SGLang at {one.url}: /generate answers HTTP 500"
+
+
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_a_server_that_is_busy_is_asked_again(status: int, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "WAITS_S", (0.0, 0.0))
+    left = iter(range(times))
+
+    async def busy(body: Any, say: Say) -> None:
+        if next(left, None) is None:
+            await spoken(body, say)
+        else:
+            await say(http({"error": "x"}, status))
+
+    with stub({"/generate": busy}) as one:
+        if times < 3:
+            assert timed(describe(one.url)).first_s > 0
+        else:
+            with pytest.raises(NoServer) as error:
+                timed(describe(one.url))
+            assert str(error.value) == f"the server at {one.url} is too busy: /generate answers HTTP {status}"
 
 
 def test_a_compressed_answer_is_read() -> None:

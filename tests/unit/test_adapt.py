@@ -38,10 +38,17 @@ def test_every_kind_is_carried_becomes_another_or_is_left_out() -> None:
 @pytest.mark.parametrize("kind", sorted(set(KINDS) - FAULTY_ENGINE))
 def test_an_attempt(kind: str) -> None:
     attempt = Attempt(kind, 2, at=3, code=500, round_trip=True, times=4)
-    made = adapted(attempts=(attempt,))
+    made = adapted(budget=3, attempts=(attempt,))
     assert made is not None
     assert made.attempts == (replace(attempt, kind=BECOMES.get(kind, kind), after=2 * SCALE),)
     assert set(made.kinds) <= CARRIED
+
+
+@pytest.mark.parametrize(("kind", "comes"), [("abort", 12), ("abort-request", 12), ("close", 24), ("flag", 24)])
+def test_an_abort_comes_while_there_is_something_to_abort(kind: str, comes: int) -> None:
+    """The mock aborts at the last token too; a server has ended by then."""
+    made = adapted(budget=3, attempts=(Attempt(kind, 3),))
+    assert made is not None and made.attempts[0].after == comes
 
 
 def test_faults_of_the_engine_are_left_out() -> None:
@@ -73,6 +80,7 @@ def test_lengths_are_longer_and_what_a_model_has_is_left_to_it() -> None:
         preload=2 * SCALE,
         min_new_tokens=SCALE,
         script=(65, 97),
+        natural=3 * SCALE,
         stop=("x",),
         chunks=(2, 3),
         split=4,

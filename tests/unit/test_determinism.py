@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from harness.checkers.determinism import differs
+from harness.checkers.determinism import differs, disturbed, incomparable
 from harness.checkers.trace import Trace
+from harness.schedule import Attempt
 from tests.unit.histories import PROMPT, Ask, Life, view
 
 
@@ -95,3 +96,60 @@ def test_text_is_an_input_as_well() -> None:
     assert differs(one, trace(Ask(4, (5, 9), text="p"))) == said(1)
     assert differs(one, trace(Ask(4, (5, 9), text="q"))) is None
     assert differs(one, trace(Ask(4, (5, 9)))) is None
+
+
+# Others on the server
+
+
+def planned(kind: str, *asks: Ask) -> Trace:
+    life = Life(budget=9, attempts=(Attempt(kind, after=1),))
+    for ask in asks:
+        life.call(ask, after=view(ask.got))
+    return Trace(life.history)
+
+
+@pytest.mark.parametrize("kind", ["run", "delay"])
+@pytest.mark.parametrize(
+    ("ask", "what"),
+    [
+        (Ask(4, (5,), "abort"), "abort"),
+        (Ask(4, (), "abort", status_code=503), "abort"),
+        (Ask(4, (5,), fault="close"), "close"),
+        (Ask(4, (), fault="http", code=503), "http"),
+        (Ask(4, (), fault="http", code=429), "http"),
+    ],
+)
+def test_an_answer_that_was_to_come_to_its_end_and_did_not(kind: str, ask: Ask, what: str) -> None:
+    said = f"call 1: {what} by somebody else, or by the server itself"
+    assert disturbed(planned(kind, ask)) == incomparable(None, trace(Ask(4, (5, 6))), planned(kind, ask)) == said
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        planned("abort-request", Ask(4, (5,), "abort")),
+        planned("close", Ask(4, (5,), fault="close")),
+        planned("run", Ask(4, (5,), "stop")),
+        planned("run", Ask(4, (), fault="http", code=400)),
+        planned("run", Ask(4, (), fault="error-event", code=400)),
+    ],
+    ids=["planned", "cut", "ended", "refused", "refused late"],
+)
+def test_what_the_check_causes_or_the_server_always_does_is_no_disturbance(found: Trace) -> None:
+    assert disturbed(found) is None and incomparable(found) is None
+
+
+def test_a_request_that_is_sent_again_may_be_disturbed_too() -> None:
+    """The schedule's fault comes once."""
+    life = Life(budget=9, attempts=(Attempt("http", code=503),))
+    life.call(Ask(4, (), fault="http", code=503), Ask(4, (5,), "abort"), after=view((5,)))
+    assert disturbed(Trace(life.history)) == "call 1: abort by somebody else, or by the server itself"
+
+
+def test_a_resumed_call_may_be_disturbed_too() -> None:
+    found = planned("abort-request", Ask(4, (5,), "abort"), Ask(3, (), "abort"))
+    assert disturbed(found) == "call 2: abort by somebody else, or by the server itself"
+
+
+def test_undisturbed_runs_are_compared_by_what_the_engine_said() -> None:
+    assert incomparable(trace(Ask(4, (5, 6))), trace(Ask(4, (5, 9)))) == said(4)

@@ -17,14 +17,15 @@ from harness.check import Report
 from harness.checkers import Case, Finding, Judgement
 from harness.engines import front
 from harness.engines.proxy import CARRIED
-from harness.history import INCREMENTAL, PLAIN, STREAM, Halted, History
+from harness.history import INCREMENTAL, PLAIN, STREAM, Delivered, Halted, History, Returned
 from harness.isolation import Ready
 from harness.mutants import load
 from harness.options import Options
 from harness.replay import Failure
 from harness.runner import Runner
 from harness.schedule import Attempt, Schedule
-from harness.search import RETRIES, STEADY, Search
+from harness.search import MAX_FAILED, RETRIES, STEADY, Search
+from harness.server import Server
 from harness.targets import CannotJudge
 from harness.targets.spec import TargetSpec
 from harness.verdict import CANNOT, CONFORMS, INVALID, UNKNOWN, USAGE, VALID, VIOLATES
@@ -240,6 +241,73 @@ def test_a_hiccup_is_no_reason_to_know_nothing(checked: Checked, one: Mock) -> N
     assert failed and status(report) == CONFORMS
 
 
+def test_a_server_that_goes_on_failing_is_not_asked_to_the_end(checked: Checked, one: Mock) -> None:
+    """It is there, and answers what no SGLang does: one line, not one for each of a hundred runs."""
+    asked = 0
+
+    def fails(runner: Runner, process: int, schedule: Schedule, mode: str) -> History:
+        nonlocal asked
+        asked += 1
+        if asked > 4 and asked != 6:  # one that goes well in between begins the count anew
+            raise CannotJudge("the server at x answers as no SGLang does: an answer has a")
+        return runner.run(schedule, mode)
+
+    with pytest.raises(CannotJudge, match=r"^the server at x answers as no SGLang does: an answer has a$"):
+        checked(generate, how=fails, rules=("BUDGET",), engines=(one.url,))
+    assert asked == 6 + 2 * MAX_FAILED
+
+
+def test_somebody_else_who_aborts_everything_now_and_then_makes_no_rule_broken(checked: Checked, one: Mock) -> None:
+    """The run is made again."""
+    times = iter(range(10_000))
+
+    def disturbs(runner: Runner, process: int, schedule: Schedule, mode: str) -> History:
+        history = runner.run(schedule, mode)
+        return disturb(history) if next(times) % 3 == 0 else history
+
+    report = checked(generate, how=disturbs, rules=("RESUME-EQ", "BUDGET"), engines=(one.url,))
+    assert {r.verdict for r in report.results} == {VALID}
+
+
+def test_somebody_else_who_always_aborts_leaves_what_compares_runs_unknown(checked: Checked, one: Mock) -> None:
+    def disturbs(runner: Runner, process: int, schedule: Schedule, mode: str) -> History:
+        return disturb(runner.run(schedule, mode))
+
+    report = checked(generate, how=disturbs, rules=("RESUME-EQ", "BUDGET"), engines=(one.url,))
+    assert only(report, "BUDGET").verdict == VALID
+    found = only(report, "RESUME-EQ")
+    assert found.verdict == UNKNOWN and "abort by somebody else, or by the server itself" in found.reason
+
+
+def disturb(history: History) -> History:
+    """The answer after the interruptions is cut short, and with it what its sample has in the end."""
+    events, cut = list[Any](), False
+    for event in history.events:
+        if isinstance(event, Delivered) and event.finish is not None and event.ids:
+            if 0 < len(history.schedule.attempts) <= event.attempt:
+                event, cut = replace(event, finish="abort"), True
+        elif isinstance(event, Returned) and cut:
+            view = replace(event.view, tokens=event.view.tokens[:-1], status="aborted")
+            event = replace(event, view=replace(view, response_length=event.view.response_length - 1))
+        events.append(event)
+    return replace(history, events=tuple(events))
+
+
+def test_answers_go_on_past_the_models_own_end(checked: Checked, one: Mock) -> None:
+    """Else most are over before they are interrupted, and a fault that needs two interruptions is not seen."""
+    asked: list[Any] = []
+
+    async def tells(args: Any, sample: Any, params: dict[str, Any]) -> Any:
+        asked.append(params.get("ignore_eos"))
+        return await generate(args, sample, params)
+
+    checked(tells, rules=("BUDGET",), engines=(one.url,))
+    assert set(asked) == {True, None}
+    asked.clear()
+    checked(tells, rules=("BUDGET",))
+    assert set(asked) == {None}
+
+
 def test_a_run_that_does_not_end_asks_whether_the_server_is_there(checked: Checked, one: Mock) -> None:
     def hangs(runner: Runner, process: int, schedule: Schedule, mode: str) -> History:
         history = runner.run(schedule, mode)
@@ -385,6 +453,27 @@ def test_a_difference_counts_only_where_the_engine_has_none() -> None:
     assert isinstance(judged(searching("inproc")[0], (5, 7), (5, 7)), Finding)  # the mock says the same, always
 
 
+@pytest.mark.parametrize(
+    ("url", "outcomes", "again"),
+    [
+        ("http://h", (False, False, False, True), True),
+        ("http://h", (False, False, False, False), False),
+        ("inproc", (True, True, True), True),
+        ("inproc", (True, False, True), False),
+    ],
+)
+def test_on_a_server_one_try_confirms(
+    url: str, outcomes: tuple[bool, ...], again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When it aborts is its own affair, and what its history shows is no less true. The mock is the same each time."""
+    options = Options(TargetSpec("reference"), rules=("BUDGET",))
+    server = None if url == "inproc" else Server(url)
+    job = check._Check(Fake(), (PLAIN,), options, url, lambda said: None, server)
+    left = iter(outcomes)
+    monkeypatch.setattr(job.search, "breaks", lambda key, schedule: Finding(None, "x") if next(left) else None)
+    assert job._fails_again(KEY, Schedule()) is again
+
+
 # Replayed
 
 
@@ -399,6 +488,58 @@ def test_a_replay_is_tried_as_often(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(made, "run", _no_baseline(made))
         assert again._one(made, engine, Path("x"), stored, PLAIN).answer == again.FIXED  # type: ignore[arg-type]
         assert made.ran == times
+
+
+def test_what_the_mock_found_is_made_to_fit_a_server(inside: Inside, tmp_path: Path) -> None:
+    """The next thing that anybody tries who has found something on the mock."""
+    arguments = ("--target", FORGETS, "--profile", "quick", "--rule", "BUDGET", "--mode", "plain")
+    assert inside("check", *arguments, cwd=tmp_path).status == VIOLATES
+    (file,) = (tmp_path / "failures").iterdir()
+    assert json.loads(file.read_text())["schedule"]["attempts"][0]["kind"] == "abort"
+    with mock(replace(FAST, rate=100.0)) as two:  # an abort must come before the eighth token
+        replay = ("replay", str(file), "--engine", two.url, "--target")
+        said = inside(*replay, FORGETS, cwd=tmp_path)
+        assert said.status == VIOLATES and "STILL FAILS" in said.out
+        said = inside(*replay, "reference", cwd=tmp_path)
+        assert said.status == CANNOT and "it does not fail as a server can take it" in said.out
+        inside("check", *arguments, "--engine", two.url, cwd=tmp_path)
+        assert len(list((tmp_path / "failures").iterdir())) == 2  # each has a file of its own
+
+
+def test_what_no_server_can_be_made_to_do_is_not_replayed_there(one: Mock) -> None:
+    stored = Failure("BUDGET", PLAIN, "inproc", Schedule(prompt="p", attempts=(Attempt("over-deliver", 1),)))
+    for url, said in ((one.url, "cannot carry over-deliver"), ("http://127.0.0.1:1", "nothing answers at")):
+        answer = again._one(Fake(), url, Path("x"), stored, PLAIN)  # type: ignore[arg-type]
+        assert answer.answer == again.CANNOT_RUN and said in answer.reason
+
+
+def test_a_stream_that_the_server_does_not_have_is_not_called_fixed(inside: Inside, one: Mock, tmp_path: Path) -> None:
+    target = "mutant:takes-delta-for-whole"
+    with mock(replace(FAST, incremental=True)) as two:
+        arguments = ("--target", target, "--engine", two.url, "--profile", "quick", "--rule", "MODE-EQ")
+        assert inside("check", *arguments, cwd=tmp_path).status == VIOLATES
+        (file,) = (tmp_path / "failures").iterdir()
+        said = inside("replay", str(file), "--target", target, "--engine", two.url, cwd=tmp_path)
+        assert said.status == VIOLATES and "STILL FAILS" in said.out
+    said = inside("replay", str(file), "--target", target, "--engine", one.url, cwd=tmp_path)
+    assert said.status == CANNOT and f"the server at {one.url} has no incremental mode" in said.out
+
+
+def test_runs_that_cannot_be_compared_do_not_fail_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Fake()
+    schedule = Schedule(prompt="p", budget=2, attempts=(Attempt("http", code=500),))
+    stored = Failure("RESUME-EQ", PLAIN, "http://h", schedule)
+
+    def run(wanted: Any, mode: str) -> History:
+        made.ran += 1
+        ids = (5, 6) if made.ran % 2 else (5, 7)  # every second one is the uninterrupted run
+        life = Life(budget=2, attempts=schedule.attempts).call(Ask(2, ids, "length"), after=view(ids, "truncated"))
+        return replace(life.history, schedule=wanted)
+
+    monkeypatch.setattr(made, "run", run)
+    answer = again._one(made, "http://h", Path("x"), stored, PLAIN)  # type: ignore[arg-type]
+    assert answer.answer == again.CANNOT_RUN and "the engine is not deterministic" in answer.reason
+    assert made.ran == 2 * (RETRIES + 1)
 
 
 def test_what_a_server_broke_is_not_fixed_because_the_mock_does_not_break_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -81,6 +82,32 @@ def test_a_client_that_asks_nothing_cannot_be_judged_and_says_why(checked: Check
     with pytest.raises(CannotJudge) as caught:
         checked(client, rules=("BUDGET",))
     assert str(caught.value) == f"no request of client reached the engine inproc{words}"
+
+
+async def misspells(args: Any, sample: Any, params: Any) -> Any:
+    return await generate(args, sample, params | {"temperatur": 1.0})
+
+
+@pytest.mark.parametrize("rules", [("BUDGET",), ("STATUS", "TEXT")])
+def test_a_client_whose_every_request_is_refused_cannot_be_judged(checked: Checked, rules: tuple[str, ...]) -> None:
+    """It never asks too much, and keeps what it is given."""
+    with pytest.raises(CannotJudge) as caught:
+        checked(misspells, rules=rules)
+    said = "no request of client got a token from the engine inproc: HTTP 400: unknown field `temperatur`"
+    assert str(caught.value).startswith(said)
+
+
+async def gives_up(args: Any, sample: Any, params: Any) -> Any:
+    with suppress(Exception):
+        await generate(args, sample, params | {"temperatur": 1.0})
+    sample.status = type(sample).Status.COMPLETED
+    return sample
+
+
+def test_one_that_breaks_a_rule_all_the_same_is_judged(checked: Checked) -> None:
+    """A refused request that is called an answer: what is wrong with it says more."""
+    report = checked(gives_up, rules=("STATUS",))
+    assert only(report, "STATUS").verdict == INVALID
 
 
 @pytest.mark.parametrize(("lacks", "words"), [(False, "client: not today"), (True, "no request of client reached")])
