@@ -223,6 +223,19 @@ def writable(json_file: Path | None) -> None:
         raise Failed(USAGE, f"cannot write {json_file}: {'it is a folder' if json_file.is_dir() else 'no such folder'}")
 
 
+def recordable(where: Path) -> None:
+    """As `writable`, and the folder takes a file: a recording takes a minute, and is put in place at its end."""
+    import tempfile
+
+    writable(where)
+    if str(where) == "-" or (where.exists() and not where.is_file()):
+        return
+    try:
+        tempfile.TemporaryFile(dir=where.resolve().parent).close()  # of a link, where it leads to
+    except OSError as error:
+        raise Failed(USAGE, f"cannot write {where}: {error.strerror}") from error
+
+
 def apart(*files: Path | None) -> None:
     """Each form of the report needs a place of its own. Raises Failed."""
     given = [str(file) for file in files if file is not None]

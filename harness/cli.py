@@ -45,6 +45,7 @@ from harness.arguments import (
     mutants_of,
     needs_ray,
     not_under_load,
+    recordable,
     repository_of,
     rules_of,
     stored_of,
@@ -494,7 +495,7 @@ def serve(
     ] = None,
     faults: Annotated[float, typer.Option(min=0, max=1, help="The share of requests that are interrupted.")] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same answers and interruptions.")] = 0,
-    rate: Annotated[float, typer.Option(min=0.001, help="Tokens a second, of each request.")] = 50.0,
+    rate: Annotated[float, typer.Option(min=0.001, max=1e9, help="Tokens a second, of each request.")] = 50.0,
     length: Annotated[int, typer.Option(min=1, help="How long answers are on average, in tokens.")] = 256,
     context: Annotated[int, typer.Option(min=16, max=10_000_000, help="The context limit, in tokens.")] = 4096,
     pool: Annotated[int | None, typer.Option(min=16, help="Tokens the KV cache holds. Default: any number.")] = None,
@@ -545,18 +546,20 @@ def record(
     from harness import conformance
     from harness import record as recordings
     from harness.reporters import conformance as table
-    from harness.server import NoServer
+    from harness.server import NoServer, describe
 
     if not engine.startswith(("http://", "https://")):
         raise Failed(USAGE, f"--engine {engine} is no address such as http://127.0.0.1:30000")
     writable(out)
     err, console = consoles(out)
+    url = engine.rstrip("/")
     try:
+        where = out or Path(f"sglang-{recordings.version_of(describe(url).version)}.jsonl")
+        recordable(where)
         with progress(err) as tell:
-            matrix = conformance.matrix(engine.rstrip("/"), disruptive=disruptive, tell=tell)
+            matrix = conformance.matrix(url, disruptive=disruptive, tell=tell)
     except NoServer as error:
         raise Failed(CANNOT, str(error)) from error
-    where = out or Path(f"sglang-{matrix.real.sglang}.jsonl")
     if str(where) == "-":
         write(where, recordings.text(matrix.real))
     else:

@@ -19,7 +19,7 @@ import aiohttp
 
 from harness.events import Progress, Tell, ignore
 from harness.server import NoServer, Server
-from harness.wire import PATIENCE_S, Asked, Exchange, Missed, Wire
+from harness.wire import PATIENCE_S, Asked, Exchange, Missed, Wire, one_line, reading
 
 TEXT = " the the the the the the"
 """Words of few tokens, the same again and again, so that one of them fills an input of any length."""
@@ -36,6 +36,8 @@ TOLD = 70
 LOADS = "/v1/loads?include=core"
 PAUSE_S = 0.7
 TRIES = 3
+LONGEST = 1 << 24
+"""Tokens of a context; inputs as long as a longer one would not fit into this process."""
 FORCE = 100.0
 """A logit bias behind which no other token is chosen."""
 
@@ -70,18 +72,24 @@ class Probed:
 
 async def probe(server: Server, *, disruptive: bool = False, only: Sequence[str] = (), tell: Tell = ignore) -> Probed:
     """Asks the server about every behaviour, or ``only`` some, that can be asked about. Raises NoServer."""
+    if not 0 < server.context <= LONGEST:
+        raise NoServer(f"the server at {server.url} has a context of {server.context} tokens, which cannot be filled")
     timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
     connector = aiohttp.TCPConnector(force_close=True, limit=0)
-    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
-        wire = Wire(session, server, f"rolloutcheck-{secrets.token_hex(8)}-")
-        known = await learn(wire)
-        disturbs = "" if disruptive else "it would disturb others: --disruptive"
-        wanted = [one for one in PROBES if not only or one.name in only]
-        reasons = {one.name: disturbs * one.disruptive or one.needs(server, known) for one in wanted}
-        asked = [one for one in wanted if not reasons[one.name]]
-        for number, one in enumerate(asked):
-            tell(Progress(server.url, "behaviours", number, len(asked)))
-            reasons[one.name] = await _tried(wire, one, known)
+    with reading(server.url):
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+            return await _probed(Wire(session, server, f"rolloutcheck-{secrets.token_hex(8)}-"), disruptive, only, tell)
+
+
+async def _probed(wire: Wire, disruptive: bool, only: Sequence[str], tell: Tell) -> Probed:
+    server, known = wire.server, await learn(wire)
+    disturbs = "" if disruptive else "it would disturb others: --disruptive"
+    wanted = [one for one in PROBES if not only or one.name in only]
+    reasons = {one.name: disturbs * one.disruptive or one.needs(server, known) for one in wanted}
+    asked = [one for one in wanted if not reasons[one.name]]
+    for number, one in enumerate(asked):
+        tell(Progress(server.url, "behaviours", number, len(asked)))
+        reasons[one.name] = await _tried(wire, one, known)
     return Probed(server, tuple(wire.exchanges), tuple((name, why) for name, why in reasons.items() if why))
 
 
@@ -117,7 +125,8 @@ async def _learned(wire: Wire, asked: dict[str, Any]) -> dict[str, Any]:
     answer = wire.start("", asked)
     exchange = await answer.task
     if exchange.status != 200 or not isinstance(exchange.body, dict):
-        raise NoServer(f"{wire.server.url} answers a small request with {exchange.status}: {exchange.body}")
+        said = one_line(str(exchange.body))
+        raise NoServer(f"{wire.server.url} answers a small request with {exchange.status}: {said}")
     return exchange.body
 
 
@@ -450,7 +459,7 @@ def _versions(*, abort: bool) -> Callable[[Wire, Known], Awaitable[None]]:
 
 
 async def _renamed(wire: Wire, name: str, abort: bool, *asked: Asked) -> None:
-    info = await wire.get("/get_model_info", "before")
+    old = (await wire.get("/get_model_info", "before")).body["weight_version"]  # else it could not be put back
     try:
         await wire.call("/update_weight_version", {"new_version": name, "abort_all_requests": abort}, "update")
         for one in () if abort else asked:
@@ -458,7 +467,6 @@ async def _renamed(wire: Wire, name: str, abort: bool, *asked: Asked) -> None:
         await wire.get("/get_model_info", "after")
         await wire.ended(*asked)
     finally:
-        old = info.body["weight_version"]
         await wire.call("/update_weight_version", {"new_version": old, "abort_all_requests": False}, "back")
 
 
@@ -468,10 +476,11 @@ async def weights_from_disk(wire: Wire, known: Known) -> None:
     await stream.begun()
     info = await wire.get("/get_model_info", "before")
     asked = {"model_path": info.body["model_path"], "abort_all_requests": False, "flush_cache": False}
+    old = info.body["weight_version"]
     async with _pause(wire, "in_place"):
         await wire.call("/update_weights_from_disk", asked | {"weight_version": "next"}, "update")
     await wire.ended(stream)
-    await wire.call("/update_weights_from_disk", asked | {"weight_version": info.body["weight_version"]}, "back")
+    await wire.call("/update_weights_from_disk", asked | {"weight_version": old}, "back")
 
 
 def _path(path: str) -> Probe:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.probes import LOADS, Probed
-from harness.wire import Exchange
+from harness.wire import Exchange, reading
 
 KEPT = 6
 """Entries of a list, characters of a text."""
@@ -36,9 +36,31 @@ TELLING: dict[str, tuple[str, ...]] = {
 
 _PASSING = re.compile(r"id|timestamp|created|.*(_ts|_latency|_time)|ts_tic")
 _OURS = re.compile(r"rolloutcheck-[0-9a-f]{16}-\d+-")
-_PATH = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+[\w.+-]+")
-_ADDRESS = re.compile(r"\b\d+\.\d+\.\d+\.\d+(:\d+)?\b")
-_VERSIONS = ("default", "next")
+_NUMBER = re.compile(r"\d{1,6}(\.\d{1,6}){0,2}((\.post|\.dev|rc)\d{1,6})*")
+"""A version, of SGLang or of weights, that names nobody."""
+_WEIGHTS = ("default", "next")
+_KINDS = re.compile(r"(application/json|text/(event-stream|plain|html))(; ?charset=utf-8)?", re.IGNORECASE)
+_FIELD = re.compile(r"[A-Za-z_]\w{0,63}", re.ASCII)
+_QUOTED = re.compile("|".join(rf"(?<!\w){a}(?=\S)[^{b}\n]*(?<=\S){b}" for a, b in ('""', "''", "``", "“”", "‘’", "«»")))
+_AROUND = "\"'`“”‘’«»()[]{}<>,.;!?"
+"""Quotation marks, brackets and punctuation beside a word; a colon begins many an address of six."""
+_LONGEST = 200
+"""Letters of a word that can be looked at; a longer one is none."""
+_PRIVATE = (
+    ("PATH", re.compile(r"[/\\]|(?<!\w)~\w|%2f|%5c", re.IGNORECASE)),
+    ("MAIL", re.compile(r"\S@\S")),
+    ("HOST", re.compile(r"(?<!\d)\d+(\.\d+){3}(?!\d)")),
+    ("HOST", re.compile(r"(?<![\w:])[0-9a-f]{0,4}(:[0-9a-f]{0,4}){2,7}(?!\w)", re.IGNORECASE)),
+    ("HOST", re.compile(r"[^\W\d][\w-]*(\.[\w-]+)*:\d{2,5}(?!\d)")),
+    ("HOST", re.compile(r"(?=[\w-]+(\.[\w-]+){2})([\w-]+\.)*[^\W\d][\w-]*\.([\w-]+\.)*[^\W\d]")),
+    ("KEY", re.compile(r"(?<!\w)sk-\w|[0-9a-f]{8}-[0-9a-f]{4}-|(?=[a-z]*\d)[a-z0-9]{20,}", re.IGNORECASE)),
+)
+"""What a word holds that may be somebody's own, and what stands in its place. A path may be a URL."""
+_PATH = re.compile(r"[/\\~]")
+_DEEPEST = 32
+"""Lists and objects within each other; SGLang's are six deep."""
+_MOST = 1 << 24
+"""Tokens of an answer."""
 
 
 class BadRecording(Exception):
@@ -64,18 +86,25 @@ class Recording:
 
 
 def recording(probed: Probed) -> Recording:
-    """What a server answered, without what is its own."""
+    """What a server answered, without what is its own. Raises NoServer for what could not be compared."""
     server = probed.server
-    return Recording(
-        server.version,
-        server.context,
-        server.pool,
-        server.incremental,
-        server.truncates,
-        server.running,
-        server.queue,
-        tuple(kept(one, server.model) for one in probed.exchanges),
-    )
+    with reading(server.url):
+        return Recording(
+            version_of(server.version),
+            server.context,
+            server.pool,
+            server.incremental,
+            server.truncates,
+            server.running,
+            server.queue,
+            tuple(kept(one, server.model) for one in probed.exchanges),
+        )
+
+
+def version_of(text: str) -> str:
+    """A version without what its builder has added: letters, digits and dots."""
+    number = text.partition("+")[0]
+    return number if _NUMBER.fullmatch(number) else "other"
 
 
 def kept(exchange: Exchange, model: str = "") -> Exchange:
@@ -92,36 +121,68 @@ def kept(exchange: Exchange, model: str = "") -> Exchange:
     return replace(
         exchange,
         request=_clean(request, model),
+        kind=_kind(exchange.kind),
         body=_clean(body, model),
         events=None if events is None else tuple(_clean(event, model) for event in events),
     )
+
+
+def _kind(kind: str | None) -> str | None:
+    return kind if kind is None or _KINDS.fullmatch(kind) else "other"
 
 
 def _named(value: Any, names: tuple[str, ...]) -> Any:
     if isinstance(value, list):
         return [_named(one, names) for one in value]
     if isinstance(value, dict):
-        return {name: MODEL if name == "id" else _named(inner, names) for name, inner in value.items() if name in names}
+        given = {name: inner for name, inner in value.items() if name in names and not _is_an_owner(name, inner)}
+        return {name: MODEL if name == "id" else _named(inner, names) for name, inner in given.items()}
     return value
 
 
-def _clean(value: Any, model: str, name: str = "") -> Any:
+def _is_an_owner(name: str, value: Any) -> bool:
+    return name == "owned_by" and value != "sglang"
+
+
+def _clean(value: Any, model: str, name: str = "", depth: int = 0) -> Any:
+    if depth > _DEEPEST or _is_odd(name, value):
+        raise ValueError(f"{name or 'an answer'} is {value!r:.60}")
     if isinstance(value, dict):
-        return {k: _clean(v, model, k) for k, v in value.items() if v == MODEL or not _PASSING.fullmatch(k)}
+        left = {k: v for k, v in value.items() if v == MODEL or not _PASSING.fullmatch(k)}
+        return {_key(k, model): _clean(v, model, k, depth + 1) for k, v in left.items()}
     if isinstance(value, list):
-        inner = [_clean(one, model) for one in value]
+        inner = [_clean(one, model, "", depth + 1) for one in value]
         return inner if len(inner) <= KEPT else {"n": len(inner), "head": inner[:1], "tail": inner[-1:]}
     if isinstance(value, float):
         return round(value, 4)
-    if not isinstance(value, str):
-        return value
+    return _said(value, model, name) if isinstance(value, str) else value
+
+
+def _is_odd(name: str, value: Any) -> bool:
+    """Whether a comparison, which reads so much of an answer, could not read it."""
+    if name == "finish_reason":
+        return not isinstance(value, dict | None)
+    if name == "output_token_logprobs_length":
+        return type(value) is not int or value > _MOST
+    if isinstance(value, list) and value and isinstance(value[0], dict) and "version" in value[0]:
+        return not all(isinstance(one, dict) and "version" in one for one in value)
+    return False
+
+
+def _key(name: str, model: str) -> str:
+    return name if _FIELD.fullmatch(name) else _said(name, model, "")
+
+
+def _said(value: str, model: str, name: str) -> str:
+    """A text as it may be kept. ``name``: of the field that it is in."""
+    value = value.encode(errors="replace").decode()  # half a letter cannot be written
     if name == "text":
         return value[:KEPT]
     if name in ("model_path", "tokenizer_path"):
         return MODEL
-    if name in ("weight_version", "version", "new_version") and not re.fullmatch(r"[\d.]+", value):
-        return value if value in _VERSIONS else "other"
-    return _ADDRESS.sub("HOST", _PATH.sub("PATH", _OURS.sub("", _unnamed(value, model))))
+    if name in ("weight_version", "version", "new_version"):
+        return value if value in _WEIGHTS else version_of(value)
+    return _hidden(_OURS.sub("", _unnamed(value, model)))
 
 
 def _unnamed(text: str, model: str) -> str:
@@ -129,6 +190,27 @@ def _unnamed(text: str, model: str) -> str:
     if re.fullmatch("[a-z]*", model):
         return text
     return re.sub(rf"(?<!\w){re.escape(model)}(?!\w)", MODEL, text)
+
+
+def _hidden(text: str) -> str:
+    """Without paths, addresses and keys. In quotation marks a path may have blanks in it."""
+    text = _QUOTED.sub(lambda found: f"{found[0][0]}PATH{found[0][-1]}" if _PATH.search(found[0]) else found[0], text)
+    return re.sub(r"\S+", lambda found: _public(found[0]), text)
+
+
+def _public(word: str) -> str:
+    """The word, or what stands for it, with the punctuation around it."""
+    core = word.strip(_AROUND) if len(word) <= _LONGEST else word
+    before, _, after = word.partition(core) if core else (word, "", "")
+    return f"{before}{_stands_for(core)}{after}"
+
+
+def _stands_for(word: str) -> str:
+    if len(word) > _LONGEST:
+        return "KEY"
+    if _NUMBER.fullmatch(word):
+        return word
+    return next((name for name, own in _PRIVATE if own.search(word)), word)
 
 
 # the file

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,23 @@ PATIENCE_S = 60.0
 BEGUN = 3
 """Events after which a stream surely runs."""
 EVERY_S = 0.1
+SHOWN = 200
+"""Letters of an answer in an error."""
+
+
+@contextlib.contextmanager
+def reading(url: str) -> Iterator[None]:
+    """Where the answers of the server at ``url`` are read. Raises NoServer for what is not built as they are."""
+    try:
+        yield
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        said = one_line(f"{type(error).__name__}: {error}")
+        raise NoServer(f"the server at {url} answers as no SGLang does: {said}") from error
+
+
+def one_line(text: str) -> str:
+    """As much of a text as can be shown in an error."""
+    return " ".join(text.split())[:SHOWN]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,13 +190,13 @@ class Wire:
     async def _answered(self, exchange: Exchange, answer: aiohttp.ClientResponse, asked: Asked | None) -> Exchange:
         kind = answer.headers.get("Content-Type")
         if not (kind or "").startswith("text/event-stream"):
-            return self._now(exchange, status=answer.status, kind=kind, body=_value(await answer.text()))
+            return self._now(exchange, status=answer.status, kind=kind, body=_value(_decoded(await answer.read())))
         asked = asked or Asked()
         rest, done = b"", False
         async for piece in answer.content.iter_any():
             *whole, rest = (rest + piece).split(b"\n\n")
             for line in whole:
-                data = line.decode().removeprefix("data: ")
+                data = _decoded(line).removeprefix("data: ")
                 if data == "[DONE]":
                     done = True
                 else:
@@ -197,9 +214,14 @@ ALIVE = "/get_model_info"
 """Answers at once while the server lives; /health would generate a token."""
 
 
+def _decoded(data: bytes) -> str:
+    """SGLang speaks UTF-8, whatever a header says; what is none is kept as far as it can be."""
+    return data.decode(errors="replace")
+
+
 def _value(text: str) -> Any:
     """JSON, or the text itself."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text

@@ -139,6 +139,23 @@ class TestWire:
         with pytest.raises(NoServer, match=r"^the server at \S+ died \(b\): "):
             on_the_wire({"/x": broken, wire.ALIVE: broken}, lambda one: one.behave("b", lambda w: w.call("/x", {})))
 
+    def test_what_is_no_utf_8_is_kept_as_far_as_it_can_be(self) -> None:
+        async def use(one: Wire) -> list[Exchange]:
+            for path in ("/bytes", "/charset", "/deep"):
+                await one.get(path)
+            await one.ended(one.start("s", {"stream": True}))
+            return one.exchanges
+
+        answers = {
+            "/bytes": web.Response(body=b"\xff\xfe", content_type="text/plain"),
+            "/charset": web.Response(body=b"{}", headers={"Content-Type": "application/json; charset=nonsense"}),
+            "/deep": web.Response(body=b"[" * 100_000),
+            "/generate": streaming(b'data: {"a": "\xff"}\n\n'),
+        }
+        bytes_, charset, deep, events = on_the_wire(answers, use)
+        assert (bytes_.body, charset.body, deep.body) == ("\ufffd\ufffd", {}, "[" * 100_000)
+        assert events.events == ({"a": "\ufffd"},)
+
     def test_a_server_that_hangs_ends_it(self) -> None:
         async def use(one: Wire) -> None:
             listener = await asyncio.start_server(lambda reader, writer: asyncio.sleep(9), "127.0.0.1", 0)
@@ -314,6 +331,111 @@ class TestProbes:
         with pytest.raises(NoServer, match="answers a small request with"):
             on_the_wire({"/generate": answer}, learn)
 
+    @pytest.mark.parametrize("context", [10**15, (1 << 24) + 1, 0, -5])
+    def test_a_context_that_nobody_could_fill(self, context: int) -> None:
+        with pytest.raises(NoServer, match=rf"http://x has a context of {context} tokens"):
+            asyncio.run(probe(replace(HERE, context=context)))
+
+    @pytest.mark.parametrize("run", [probes.weights_from_disk, probes._versions(abort=False)])
+    def test_weights_without_a_name_are_left_alone(self, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """They could not be put back."""
+
+        async def nothing(*_: Any) -> None:
+            pass
+
+        async def use(one: Wire) -> set[str]:
+            with pytest.raises(KeyError, match="weight_version"):
+                await run(one, Known(7, "the", None))
+            return {x.path for x in one.exchanges}
+
+        async def both(*_: Any) -> tuple[Asked, Asked]:
+            return Asked(), Asked()
+
+        monkeypatch.setattr(Asked, "begun", nothing)
+        monkeypatch.setattr(probes, "_both", both)
+        assert on_the_wire({"/get_model_info": {"model_path": "m"}, "/generate": {}}, use) == {"/get_model_info"}
+
+
+ANSWER = {"text": "the", "output_ids": [7], "meta_info": {"input_token_logprobs": [[0.0, 7, None]]}}
+ENDED = ANSWER | {"meta_info": ANSWER["meta_info"] | {"finish_reason": {"type": "length", "length": 1}}}  # type: ignore[operator]
+
+
+def plain_of(answer: Any) -> Callable[[web.BaseRequest], Any]:
+    """Answers what is learned from as SGLang does, and then so."""
+    asked = []
+
+    def answered(request: web.BaseRequest) -> Any:
+        asked.append(request)
+        return ENDED if len(asked) <= 8 else answer
+
+    return answered
+
+
+class TestOddAnswers:
+    """Whatever a server answers, it is its own fault and one line."""
+
+    @pytest.mark.parametrize(
+        "answers",
+        [
+            {"/generate": {"text": "a", "meta_info": {"input_token_logprobs": "abc"}}},
+            {"/generate": {"text": "a", "meta_info": {"input_token_logprobs": []}}},
+            {"/generate": {"text": "a", "meta_info": {"input_token_logprobs": [[0, {}]]}}},
+            {"/generate": {"text": "a", "meta_info": 5}},
+            {"/generate": {"text": "a"}},
+            {"/generate": {"meta_info": ENDED["meta_info"]}},
+            {"/generate": ENDED | {"text": 5}},
+            {"/generate": ENDED | {"meta_info": ANSWER["meta_info"]}},
+            {"/generate": plain_of(ENDED | {"meta_info": {"finish_reason": "length"}})},
+            {"/generate": plain_of(ENDED | {"meta_info": {"output_token_logprobs_length": 10**15}})},
+            {"/generate": plain_of(ENDED | {"meta_info": {"output_token_logprobs_length": "x"}})},
+            {"/generate": plain_of(ENDED | {"meta_info": {"weight_versions": [{"version": "1"}, 5]}})},
+            {"/generate": plain_of(web.Response(body=b"[" * 90 + b"]" * 90))},
+            {"/generate": ENDED, "/v1/loads": {"loads": 5}},
+            {"/generate": ENDED, "/v1/loads": {"loads": [5]}},
+            {"/generate": ENDED, "/v1/loads": {}},
+        ],
+    )
+    def test_they_end_the_recording(
+        self,
+        answers: dict[str, Any],
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        async def loads(one: Wire, known: Known) -> None:
+            await one.load()
+
+        singles = [one for one in probes.PROBES if one.name == "plain_logprob"]
+        monkeypatch.setattr(probes, "PROBES", (*singles, Probe("loads", loads)))
+        known = {"/get_server_info": INFO, "/v1/models": MODELS, "/v1/loads": {"loads": []}}
+        with elsewhere(lambda: answering(known | answers)) as url:
+            assert command("--engine", url, "--out", str(tmp_path / "x")) == CANNOT
+            said = [x for x in capsys.readouterr().err.splitlines() if x.startswith("rolloutcheck:")]
+            assert len(said) == 1
+            assert said[0].startswith(f"rolloutcheck: the server at {url} answers as no SGLang does: ")
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            web.Response(body=b"\xff\xfe", content_type="text/plain"),
+            web.Response(body=b"hm\nhm", headers={"Content-Type": "application/json; charset=nonsense"}),
+        ],
+    )
+    def test_what_is_no_json_is_said_in_one_line(
+        self, answer: web.Response, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        known = {"/get_server_info": INFO, "/v1/models": MODELS, "/generate": answer}
+        with elsewhere(lambda: answering(known)) as url:
+            assert command("--engine", url, "--out", "-") == CANNOT
+        (line,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith("rolloutcheck:")]
+        assert "answers a small request with 200: " in line and line.endswith(("\ufffd\ufffd", "hm hm"))
+
+    def test_a_context_that_nobody_could_fill(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with elsewhere(lambda: answering({"/get_server_info": INFO | {"max_req_input_len": 10**15}})) as url:
+            assert command("--engine", url, "--out", "-") == CANNOT
+        assert "has a context of 1000000000000006 tokens" in capsys.readouterr().err
+
 
 class TestKept:
     def test_what_is_somebodys_own_is_taken_out(self) -> None:
@@ -344,8 +466,78 @@ class TestKept:
             "weight_version": "other",
             "version": "0.5.23",
             "new_version": "next",
-            "message": "File PATH at HOST, MODEL, a/b",
+            "message": "File PATH at HOST, MODEL, PATH",
         }
+
+    @pytest.mark.parametrize(
+        ("said", "left"),
+        [
+            ("at /home/Jane: no", "at PATH no"),
+            ("C:\\Users\\jane, (/secretdir), [~jane]", "PATH, (PATH), [PATH]"),
+            ("path='/home/jane',n=5 path=/home/jane,n=5 %2Fhome%2Fjane", "path='PATH',n=5 PATH PATH"),
+            ("'/home/Jane Doe/x y' “C:\\Jane Doe” \"~/Jane Doe\"", "'PATH' “PATH” \"PATH\""),
+            ("'a.' and '/home/Jane Doe/x', rock 'n roll '/home/Jane Doe'", "'a.' and 'PATH', rock 'n roll 'PATH'"),
+            ("/home/Jane Doe/x", "PATH PATH"),
+            ("<http://jane:pw@host.corp:30000/x?y=z>.", "<PATH>."),
+            ("by jane.doe@corp.com, jane@host", "by MAIL, MAIL"),
+            ("10.0.0.7 (10.0.0.7:31000) ::1 [fe80::1%eth0]:80 2001:db8::7", "HOST (HOST) HOST [HOST HOST"),
+            ("node7.jane.corp, 7node.jane.corp gpu-7:30000 localhost:80", "HOST, HOST HOST HOST"),
+            ("'sk-abc' hf_abcdefghij0123456789 00000000000000000000", "'KEY' KEY KEY"),
+            ("rid 123e4567-e89b-12d3-a456-426614174000 " + "x" * 201, "rid KEY KEY"),
+            ("half \ud800 a letter", "half ? a letter"),
+            *(
+                (text, text)
+                for text in (
+                    "SGLang 0.5.23, 0.5.23.post1 and v0.5.23 (torch==2.4.0+cu124)...",
+                    "invalid type: floating point `3.7`, expected i64",
+                    "min_new_tokens must be in [0, max_new_tokens(3)], got 5.\n  The model's !!",
+                    "`spaces_between_special_tokens`, std::bad_alloc",
+                )
+            ),
+        ],
+    )
+    def test_of_a_text_what_tells_whose_it_is(self, said: str, left: str) -> None:
+        one = Exchange("b", "", "POST", "/generate", {}, 400, None, {"message": said, said: 1})
+        assert kept(one).body == {"message": left, left: 1}
+        assert kept(replace(one, body=said)).body == left
+        assert kept(replace(one, body=None, events=(said,), of=1)).events == (left,)
+
+    @pytest.mark.parametrize(
+        ("version", "left"),
+        [
+            *((v, v) for v in ("0.5.23", "0.5.23.post1", "0.5.23rc1", "0.5.23.post1.dev20", "7")),
+            *(("0.5.23+jane.doe.corp", "0.5.23"), ("0.5.9.post2+cu124", "0.5.9.post2")),
+            *((v, "other") for v in ("x/../../evil", "0.5.23-jane", "10.0.0.7", "jane", "", "491701234567", "0.5.")),
+        ],
+    )
+    def test_of_a_version_what_names_nobody(self, version: str, left: str) -> None:
+        body = {"version": version, "weight_version": version, "new_version": version}
+        one = Exchange("b", "", "GET", "/get_server_info", None, 200, "application/json", body)
+        assert kept(one).body == {"version": left, "weight_version": left}
+        probed = Probed(replace(HERE, version=version), (), ())
+        assert recording(probed).sglang == left
+
+    @pytest.mark.parametrize(
+        ("kind", "left"),
+        [
+            *(
+                (k, k)
+                for k in (None, "application/json", "text/event-stream; charset=utf-8", "text/html;charset=UTF-8")
+            ),
+            *((k, "other") for k in ("text/plain; boundary=jane", "application/vnd.jane+json", "jane")),
+        ],
+    )
+    def test_of_a_content_type_what_is_known(self, kind: str | None, left: str | None) -> None:
+        assert kept(Exchange("b", "", "GET", "/health", None, 200, kind)).kind == left
+
+    @pytest.mark.parametrize(("owner", "left"), [("sglang", {"owned_by": "sglang"}), ("jane", {}), (["sglang"], {})])
+    def test_an_owner_is_sglang_or_none(self, owner: Any, left: dict[str, Any]) -> None:
+        one = Exchange("b", "", "GET", "/v1/models", None, 200, "application/json", {"data": [{"owned_by": owner}]})
+        assert kept(one).body == {"data": [left]}
+
+    def test_fields_are_named_as_they_are(self) -> None:
+        body = {"a_field_of_more_than_20_letters": 1}
+        assert kept(Exchange("b", "", "POST", "/generate", {}, 200, None, body)).body == body
 
     @pytest.mark.parametrize("model", ["mine-7B", "org/mine", "/models/mine"])
     def test_a_model_is_hidden_by_its_whole_name(self, model: str) -> None:
@@ -473,6 +665,75 @@ class TestCommand:
             assert command("--engine", url, "--disruptive") == CONFORMS
         assert record.read(tmp_path / "sglang-0.5.9.jsonl").sglang == "0.5.9"
         assert "abort_all" not in capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        ("version", "name"),
+        [("x/../../evil", "other"), ("0.5.23+jane.doe.corp", "0.5.23"), ("0.5.23.post1", "0.5.23.post1")],
+    )
+    def test_the_name_of_a_file_is_not_the_servers(
+        self, version: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        @asynccontextmanager
+        async def renamed() -> AsyncIterator[str]:
+            server = Mock(QUICK)
+            told = server._server_info
+
+            async def info(request: web.BaseRequest) -> Any:
+                reply = await told(request)
+                (part,) = reply.parts
+                return replace(
+                    reply,
+                    parts=(replace(part, data=json.dumps(json.loads(part.data) | {"version": version}).encode()),),
+                )
+
+            server._paths["/get_server_info"]["GET"] = info
+            await server.start()
+            yield server.url
+            await server.stop()
+
+        (tmp_path / "in").mkdir()
+        monkeypatch.chdir(tmp_path / "in")
+        with elsewhere(renamed) as url:
+            assert command("--engine", url) == CONFORMS
+        assert [p.name for p in tmp_path.rglob("*")] == ["in", f"sglang-{name}.jsonl"]
+        assert "jane" not in (tmp_path / "in" / f"sglang-{name}.jsonl").read_text()
+
+    @pytest.mark.parametrize("words", [(), ("--out", "x")])
+    def test_a_folder_that_takes_no_file_is_found_out_before_anything_is_asked(
+        self,
+        words: tuple[str, ...],
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        def full(**_: Any) -> None:
+            raise OSError(30, "Read-only file system")
+
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr("tempfile.TemporaryFile", full)
+        with elsewhere(lambda: answering({"/get_server_info": INFO, "/v1/models": MODELS})) as url:
+            assert command("--engine", url, *words) == USAGE
+        name = words[-1] if words else "sglang-0.5.23.jsonl"
+        assert capsys.readouterr().err.endswith(f"cannot write {name}: Read-only file system\n")
+
+    def test_a_folder_in_the_place_of_the_file(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "sglang-0.5.23.jsonl").mkdir()
+        with elsewhere(lambda: answering({"/get_server_info": INFO, "/v1/models": MODELS})) as url:
+            assert command("--engine", url) == USAGE
+        assert "cannot write sglang-0.5.23.jsonl: it is a folder" in capsys.readouterr().err
+
+    def test_a_pipe_is_written_to(self, tmp_path: Path) -> None:
+        pipe, got = tmp_path / "pipe", list[str]()
+        os.mkfifo(pipe)
+        reader = threading.Thread(target=lambda: got.append(pipe.read_text(encoding="utf-8")))
+        reader.start()
+        with elsewhere(lambda: serving(QUICK)) as url:
+            assert command("--engine", url, "--out", str(pipe)) == CONFORMS
+        reader.join(10)
+        assert got[0].startswith('{"server":') and [p.name for p in tmp_path.iterdir()] == ["pipe"]
 
     def test_standard_output_is_the_recording_alone(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         with elsewhere(lambda: serving(replace(QUICK, max_running=2))) as url:
