@@ -229,11 +229,11 @@ class _Check:
         said = next(chain(raised, halted), "")
         return f"no request of {name} reached the engine {self.engine}{said}"
 
-    def _unanswered(self, runs: Sequence[Run]) -> str:
+    def _unanswered(self, mode: str, events: Sequence[object]) -> str:
         """That the engine gave no token, for one line: such a client keeps most rules, and is of no use."""
-        faults = Counter((e.code, e.message) for run in runs for e in run.events if isinstance(e, Faulted))
+        faults = Counter((e.code, e.message) for e in events if isinstance(e, Faulted))
         why = "".join(f": HTTP {code or 'none'}: {message}" for (code, message), _ in faults.most_common(1))
-        return f"no request of {self.worker.ready.name} got a token from the engine {self.engine}{why}"[:300]
+        return f"no {mode} request of {self.worker.ready.name} got a token from the engine {self.engine}{why}"[:300]
 
     # searching
 
@@ -249,8 +249,11 @@ class _Check:
         runs = [run for run in self.search.histories.values() if not isinstance(run, CannotJudge)]
         if not any(isinstance(e, Requested) for run in runs for e in run.events):
             raise CannotJudge(self._silent())
-        if not self._any_broken() and not any(isinstance(e, Delivered) and e.ids for run in runs for e in run.events):
-            raise CannotJudge(self._unanswered(runs))
+        for mode in self.search.modes if not self._any_broken() else ():
+            events = [e for run in runs if run.mode == mode for e in run.events]
+            asked = any(isinstance(e, Requested) for e in events)
+            if asked and not any(isinstance(e, Delivered) and e.ids for e in events):
+                raise CannotJudge(self._unanswered(mode, events))
 
     def _random(self, until: float | None) -> None:
         if self.options.spread:

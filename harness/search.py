@@ -203,11 +203,13 @@ class Search:
         if isinstance(run, CannotJudge) and not run.not_applicable:
             self._see_that_it_is_there()
             run = self._run(wanted, mode)  # it was a hiccup
-            self.failed = self.failed + 1 if isinstance(run, CannotJudge) else 0
+            self.failed += isinstance(run, CannotJudge)
             if isinstance(run, CannotJudge) and self.failed >= MAX_FAILED:
                 raise run
         elif not isinstance(run, CannotJudge) and halt(run):
             self._see_that_it_is_there()
+        if not isinstance(run, CannotJudge):
+            self.failed = 0
         for _ in range(RETRIES):
             if not isinstance(run, History) or not disturbed(Trace(run)):
                 break

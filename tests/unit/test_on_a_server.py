@@ -248,13 +248,13 @@ def test_a_server_that_goes_on_failing_is_not_asked_to_the_end(checked: Checked,
     def fails(runner: Runner, process: int, schedule: Schedule, mode: str) -> History:
         nonlocal asked
         asked += 1
-        if asked > 4 and asked != 6:  # one that goes well in between begins the count anew
+        if asked > 4 and asked not in (6, 9):  # one that goes well in between begins the count anew
             raise CannotJudge("the server at x answers as no SGLang does: an answer has a")
         return runner.run(schedule, mode)
 
     with pytest.raises(CannotJudge, match=r"^the server at x answers as no SGLang does: an answer has a$"):
         checked(generate, how=fails, rules=("BUDGET",), engines=(one.url,))
-    assert asked == 6 + 2 * MAX_FAILED
+    assert asked == 9 + 2 * MAX_FAILED  # 5 well at the second try, 7 and 8 not at all, 9 at once
 
 
 def test_somebody_else_who_aborts_everything_now_and_then_makes_no_rule_broken(checked: Checked, one: Mock) -> None:

@@ -19,6 +19,7 @@ from harness.search import Search
 from harness.targets import CannotJudge
 from harness.verdict import CANNOT, INVALID, UNKNOWN, VALID
 from reference_impl.generate import generate
+from reference_impl.generate_streaming import generate_streaming
 from tests.unit import test_check
 from tests.unit.test_check import only, status
 
@@ -89,12 +90,19 @@ async def misspells(args: Any, sample: Any, params: Any) -> Any:
 
 
 @pytest.mark.parametrize("rules", [("BUDGET",), ("STATUS", "TEXT")])
-def test_a_client_whose_every_request_is_refused_cannot_be_judged(checked: Checked, rules: tuple[str, ...]) -> None:
-    """It never asks too much, and keeps what it is given."""
+@pytest.mark.parametrize("mode", [PLAIN, STREAM])
+def test_a_client_whose_every_request_is_refused_cannot_be_judged(
+    checked: Checked, rules: tuple[str, ...], mode: str
+) -> None:
+    """It never asks too much, and keeps what it is given; in one mode is enough."""
     with pytest.raises(CannotJudge) as caught:
-        checked(misspells, rules=rules)
-    said = "no request of client got a token from the engine inproc: HTTP 400: unknown field `temperatur`"
+        checked(misspells if mode == PLAIN else generate, misspells_streaming, rules=rules)
+    said = f"no {mode} request of client got a token from the engine inproc: HTTP 400: unknown field `temperatur`"
     assert str(caught.value).startswith(said)
+
+
+async def misspells_streaming(args: Any, sample: Any, params: dict[str, Any]) -> Any:
+    return await generate_streaming(args, sample, params | {"temperatur": 1.0})
 
 
 async def gives_up(args: Any, sample: Any, params: Any) -> Any:
