@@ -184,11 +184,25 @@ def spread(
     with processes(jobs) as pool:
         names: dict[Future[T], Any] = {}
         for name, arguments in tasks:
-            names[pool.submit(work, *arguments)] = name
+            with _in_one_piece():
+                names[pool.submit(work, *arguments)] = name
             if len(names) > jobs:  # one is always waiting, so that no process is idle
                 yield from _ended(names)
         while names:
             yield from _ended(names)
+
+
+@contextmanager
+def _in_one_piece() -> Iterator[None]:
+    """Ctrl-C waits: a process that is begun and not told what to do would say so on the terminal as it dies."""
+    came: list[object] = []
+    before = signal.signal(signal.SIGINT, lambda *given: came.append(given))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        signal.raise_signal(signal.SIGINT)
 
 
 def _ended(names: dict[Future[T], Any]) -> Iterator[tuple[Any, T]]:

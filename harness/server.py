@@ -159,15 +159,16 @@ def timed(server: Server) -> Server:
 
 def _took(ask: Ask, body: Any) -> float:
     """The seconds that a request takes, on a server that may be too busy for it at first."""
-    for wait in (*WAITS_S, None):
-        begin = time.monotonic()
-        try:
-            ask("POST", "/generate", body)
-            break
-        except Busy:
-            if wait is None:
-                raise
-            time.sleep(wait)
+    for wait in WAITS_S:
+        with suppress(Busy):
+            return _took_once(ask, body)
+        time.sleep(wait)
+    return _took_once(ask, body)
+
+
+def _took_once(ask: Ask, body: Any) -> float:
+    begin = time.monotonic()
+    ask("POST", "/generate", body)
     return time.monotonic() - begin
 
 

@@ -27,6 +27,7 @@ from harness.schedule import Attempt, Schedule
 from harness.search import MAX_FAILED, RETRIES, STEADY, Search
 from harness.server import Server
 from harness.targets import CannotJudge
+from harness.targets.function import reference
 from harness.targets.spec import TargetSpec
 from harness.verdict import CANNOT, CONFORMS, INVALID, UNKNOWN, USAGE, VALID, VIOLATES
 from harness.work import ROLLOUT
@@ -523,6 +524,15 @@ def test_a_stream_that_the_server_does_not_have_is_not_called_fixed(inside: Insi
         assert said.status == VIOLATES and "STILL FAILS" in said.out
     said = inside("replay", str(file), "--target", target, "--engine", one.url, cwd=tmp_path)
     assert said.status == CANNOT and f"the server at {one.url} has no incremental mode" in said.out
+
+
+def test_a_runner_has_only_the_streams_of_its_server(one: Mock) -> None:
+    runner = Runner(reference(), one.url)
+    try:
+        with pytest.raises(CannotJudge, match=f"^the server at {one.url} has no incremental mode$"):
+            runner.run(Schedule(), INCREMENTAL)
+    finally:
+        runner.close()
 
 
 def test_runs_that_cannot_be_compared_do_not_fail_again(monkeypatch: pytest.MonkeyPatch) -> None:

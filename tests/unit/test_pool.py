@@ -8,7 +8,8 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -414,3 +415,27 @@ def test_a_journal_is_of_one_state_of_the_code(tmp_path: Path, monkeypatch: pyte
 def test_nothing_run_is_not_valid(here: list[Portion]) -> None:
     report = check(Options(REFERENCE, rules=("BUDGET",), modes=(PLAIN,), scope=1, limit_s=0.0))
     assert {(r.verdict, r.reason) for r in report.results} == {(UNKNOWN, "the time was over before a schedule was run")}
+
+
+def test_Ctrl_C_waits_while_a_process_is_begun() -> None:
+    """Else that process had nothing to read, and a traceback of its own."""
+    told: list[str] = []
+
+    def tasks() -> Iterator[tuple[int, tuple[int, ...]]]:
+        yield 0, (1,)
+
+    class Pool:
+        def submit(self, work: Any, *arguments: Any) -> Any:
+            os.kill(os.getpid(), signal.SIGINT)
+            told.append("begun")
+            return Future[int]()
+
+    @contextmanager
+    def processes(jobs: int) -> Iterator[Pool]:
+        yield Pool()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool, "processes", processes)
+        with pytest.raises(KeyboardInterrupt):
+            next(pool.spread(abs, tasks(), 1))
+    assert told == ["begun"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler
