@@ -190,8 +190,13 @@ def as_sent(kind: str | None, body: bytes) -> bytes:
 
     Whether one without a Content-Type is read depends on the version of FastAPI beside it, so it is taken.
     """
-    named = (kind or "application/json").partition(";")[0].strip().lower()
-    return body if named.startswith("application/") and named.endswith(("/json", "+json")) else b""
+    return body if not kind or is_json(kind) else b""
+
+
+def is_json(kind: str) -> bool:
+    """Whether a body of this Content-Type is read as JSON."""
+    main, _, sub = kind.partition(";")[0].strip().lower().partition("/")
+    return main == "application" and (sub == "json" or sub.endswith("+json"))
 
 
 def content_type(reply: Reply) -> str:

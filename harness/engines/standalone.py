@@ -18,7 +18,7 @@ from typing import Any
 from aiohttp import web
 
 from harness import tokenizer as tokenizers
-from harness.engines import HOST
+from harness.engines import HOST, is_json
 from harness.engines.live import Options, Scheduler
 from harness.engines.sglang import RESERVE, Part, Reply
 from harness.engines.web import QUIET, carry, cut
@@ -347,16 +347,10 @@ async def _asked(request: web.BaseRequest) -> dict[str, Any]:
         raise Refused(f"1 validation error:\n  {{'loc': ['header', 'content-type'], 'msg': {unsupported!r}")
     if not data:
         raise Refused("1 validation error:\n  {'type': 'missing', 'loc': ('body',), 'msg': 'Field required'")
-    value = _parsed(data) if _is_json(kind) else None
+    value = _parsed(data) if is_json(kind) else None
     if not isinstance(value, dict):
         raise Refused(_no_object(request.path))
     return value
-
-
-def _is_json(kind: str) -> bool:
-    """Whether a body of this content type is read as JSON; without one it is not."""
-    main, _, sub = kind.partition("/")
-    return main == "application" and (sub == "json" or sub.endswith("+json"))
 
 
 def _no_object(path: str) -> str:
